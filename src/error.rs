@@ -1,9 +1,8 @@
-//! Errors that a person meets: one line that says what failed, on what, and what to do.
+//! Errors for people: one line that says what failed, on what, and what to do.
 //!
 //! Invariant: the text of an [`Error`] has no line break and no control character, whatever paths
-//! and names are in it, so it can be printed anywhere (a terminal, a log, a control reply) and is
-//! one line. Errors of single requests are
-//! [`crate::device::IoError`]; they carry an errno and no text.
+//! and names it contains, so it can be printed anywhere (a terminal, a log, a control reply) as one
+//! line. Errors of single requests are [`crate::device::IoError`]; they carry an errno and no text.
 
 use crate::escape::escape;
 use rustix::io::Errno;
@@ -12,7 +11,7 @@ use std::any::Any;
 use std::borrow::Cow;
 use std::{fmt, io};
 
-/// The exit status of a command that did not end with 0 («done»). The only table of them;
+/// The exit status of a command that did not end with 0 («done»). This is the only table of them;
 /// documented in `docs/control.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -24,7 +23,7 @@ pub enum Status {
     Usage = 2,
     /// There is no such volume.
     NotFound = 3,
-    /// The volume or a drive is in use, or already is what was asked for.
+    /// The volume or a drive is in use, or is already in the requested state.
     Busy = 4,
     /// Refused, because data would be lost.
     WouldLose = 5,
@@ -40,7 +39,7 @@ pub struct Error {
     hint: Option<String>,
 }
 
-/// A result whose error is for a person, if nothing else is said.
+/// A result whose error is for people by default.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
@@ -54,7 +53,7 @@ impl Error {
         Self::new(Status::Failed, text)
     }
 
-    /// A mistake in what was asked for.
+    /// A mistake in the request.
     pub fn usage(text: impl Into<String>) -> Self {
         Self::new(Status::Usage, text)
     }
@@ -64,7 +63,7 @@ impl Error {
         Self::new(Status::NotFound, text)
     }
 
-    /// The volume or a drive is in use, or already is what was asked for.
+    /// The volume or a drive is in use, or is already in the requested state.
     pub fn busy(text: impl Into<String>) -> Self {
         Self::new(Status::Busy, text)
     }
@@ -79,40 +78,40 @@ impl Error {
         Self::new(Status::Degraded, text)
     }
 
-    /// Adds what the person should do, printed after a semicolon.
+    /// Adds what the user should do, printed after a semicolon.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(one_line(hint.into()));
         self
     }
 
-    /// Adds a clause to what failed.
+    /// Appends a clause to the text, before the hint.
     #[must_use]
     pub fn but(mut self, clause: impl fmt::Display) -> Self {
         self.text = one_line(format!("{}, and {clause}", self.text));
         self
     }
 
-    /// Adds a further thing to do.
+    /// Appends to the hint.
     #[must_use]
     pub fn and(self, further: impl fmt::Display) -> Self {
         let hint = self.hint.as_ref().map_or(String::new(), |hint| format!("{hint}; "));
         self.hint(format!("{hint}{further}"))
     }
 
-    /// The same error with `before` before its text.
+    /// Puts `before` in front of the text.
     #[must_use]
     pub fn after(mut self, before: impl fmt::Display) -> Self {
         self.text = one_line(format!("{before}{}", self.text));
         self
     }
 
-    /// What kind of failure it is.
+    /// The kind of the failure.
     pub fn status(&self) -> Status {
         self.status
     }
 
-    /// The exit status of a command that ends with it.
+    /// The exit status of a command that ends with this error.
     pub fn exit_status(&self) -> u8 {
         self.status as u8
     }
@@ -137,11 +136,11 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Adds «doing what, on what» to an error.
+/// Puts «doing what, on what» in front of an error.
 pub trait Context<T> {
     /// Turns an error into one that begins with `what`, for example
-    /// `cannot attach /dev/loop3: Device or resource busy`. An [`Error`] keeps its status and what
-    /// to do about it; `EBUSY` is [`Status::Busy`], and any other becomes a failure.
+    /// `cannot attach /dev/loop3: Device or resource busy`. An [`Error`] keeps its status and hint;
+    /// `EBUSY` becomes [`Status::Busy`], any other error a failure.
     fn context(self, what: impl fmt::Display) -> Result<T>;
 }
 
@@ -160,7 +159,7 @@ impl<T, E: fmt::Display + 'static> Context<T> for std::result::Result<T, E> {
     }
 }
 
-/// Whether the system says that something is in use.
+/// Whether the system call failed with `EBUSY`.
 fn is_busy(e: &dyn Any) -> bool {
     let code = e.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
     let code = code.or_else(|| e.downcast_ref::<Errno>().map(|e| e.raw_os_error()));

@@ -1,23 +1,23 @@
-//! Text from outside (paths, names of processes, labels, what programs say) on its way to a
-//! terminal or a log.
+//! Makes foreign text (paths, names of processes, labels, output of programs) safe for a terminal
+//! or a log.
 //!
-//! Invariant: what comes out has no control character, no line break, and nothing that changes the
-//! direction of writing or has no width; all other text is as it was. A second time changes
-//! nothing.
+//! Invariant: the result has no control character, no line break, no character without width and
+//! none that changes the direction of writing; all other text is unchanged. Escaping a second time
+//! changes nothing.
 
 use std::borrow::Cow;
 
-/// The text, with what steers a terminal written as in a Rust literal: `\n`, `\u{1b}`.
+/// Escapes characters that steer a terminal as in a Rust literal: `\n`, `\u{1b}`.
 pub fn escape(text: &str) -> Cow<'_, str> {
     escape_but(text, &[])
 }
 
-/// The same of a text of several lines, which keeps its line breaks and tabs.
+/// As [`escape`], for a text of several lines: keeps line breaks and tabs.
 pub fn escape_lines(text: &str) -> Cow<'_, str> {
     escape_but(text, &['\n', '\t'])
 }
 
-/// What a program says, in one line.
+/// Joins a program's output into one line, escaped.
 pub fn join_lines(text: &str) -> String {
     let lines = text.split(['\n', '\r']).map(str::trim).filter(|line| !line.is_empty());
     escape(&lines.collect::<Vec<_>>().join(" ")).into_owned()
@@ -35,8 +35,8 @@ fn escape_but<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
     Cow::Owned(out)
 }
 
-/// JSON with what [`escape`] takes out in the form that JSON has for it. Only strings have such
-/// characters, besides the line breaks between values.
+/// Escapes the characters of [`escape`] in JSON's own way. Only strings contain such characters,
+/// besides the line breaks between values.
 pub fn escape_json(json: &str) -> Cow<'_, str> {
     let bad = |c: char| steers(c) && c != '\n';
     if !json.contains(bad) {
@@ -44,13 +44,13 @@ pub fn escape_json(json: &str) -> Cow<'_, str> {
     }
     let mut out = String::with_capacity(json.len() + 16);
     for c in json.chars() {
-        // All that steer are in the first plane.
+        // All characters that steer are in the first plane.
         if bad(c) { out += &format!("\\u{:04x}", c as u32) } else { out.push(c) }
     }
     Cow::Owned(out)
 }
 
-/// Whether a terminal does something with a character besides showing it.
+/// Whether a character does more on a terminal than show itself.
 pub fn steers(c: char) -> bool {
     let hidden =
         matches!(c, '\u{200B}'..='\u{200F}' | '\u{2028}'..='\u{202E}' | '\u{2060}'..='\u{2069}');

@@ -3,26 +3,26 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Bytes that one range is taken to cost: two words in a B-tree node that is two thirds full, on
+/// Estimated memory of one range, in bytes: two words in a B-tree node that is two thirds full on
 /// average, and its share of the edges.
 pub const BYTES_PER_RANGE: usize = 48;
 
-/// The set. All operations take time logarithmic in the number of ranges, and linear in the number
-/// of ranges that they touch.
+/// The set. Each operation takes time logarithmic in the number of ranges, and linear in the number
+/// of ranges that it touches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Intervals {
-    /// Start to end.
+    /// Start of each range to its end.
     ranges: BTreeMap<u64, u64>,
     total: u64,
 }
 
 impl Intervals {
-    /// How many ranges there are.
+    /// The number of ranges.
     pub fn ranges(&self) -> usize {
         self.ranges.len()
     }
 
-    /// How many numbers are in the set.
+    /// The number of numbers in the set.
     pub fn total(&self) -> u64 {
         self.total
     }
@@ -32,19 +32,19 @@ impl Intervals {
         self.ranges.range(..=n).next_back().is_some_and(|(_, end)| n < *end)
     }
 
-    /// Whether a number of a range is in the set.
+    /// Whether any number of `range` is in the set.
     pub fn meets(&self, range: &Range<u64>) -> bool {
         let last = self.ranges.range(..range.end).next_back();
         !range.is_empty() && last.is_some_and(|(_, end)| range.start < *end)
     }
 
-    /// Whether all numbers of a range are in the set.
+    /// Whether all numbers of `range` are in the set.
     pub fn covers(&self, range: &Range<u64>) -> bool {
         let last = self.ranges.range(..=range.start).next_back();
         range.is_empty() || last.is_some_and(|(_, end)| range.end <= *end)
     }
 
-    /// Takes the first range out, or as many numbers of it.
+    /// Removes and returns the first range, or its first `most` numbers if it is longer.
     pub fn take_first(&mut self, most: u64) -> Option<Range<u64>> {
         let (start, end) = self.ranges.pop_first()?;
         let to = end.min(start.saturating_add(most));
@@ -55,13 +55,13 @@ impl Intervals {
         Some(start..to)
     }
 
-    /// Adds a range.
+    /// Adds all numbers of `range`.
     pub fn insert(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
         }
         let Range { mut start, mut end } = range;
-        // Everything that overlaps or touches the new range becomes part of it.
+        // Merge every range that overlaps or touches the new one into it.
         while let Some((s, e)) = self.ranges.range(..=end).next_back().map(|(s, e)| (*s, *e)) {
             if e < start {
                 break;
@@ -75,7 +75,7 @@ impl Intervals {
         self.total += end - start;
     }
 
-    /// Takes a range out.
+    /// Removes all numbers of `range`.
     pub fn remove(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;

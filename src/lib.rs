@@ -1,8 +1,8 @@
 //! ztier: a user-space block device that compresses data in RAM and can spill to, or log on, an
 //! SSD.
 //!
-//! The modules stand in the order in which a request passes them; a layer uses only those below
-//! it, and the engines `cache`, `log` and `ram` use none of each other (`tests/tidy.rs` fails
+//! The modules are in the order in which a request passes them; a layer uses only those below it,
+//! and the engines `cache`, `log` and `ram` do not use each other (`tests/tidy.rs` fails
 //! otherwise). `ARCHITECTURE.md` has the map and the reasons.
 
 pub mod cli;
@@ -41,9 +41,8 @@ pub mod sync;
 #[cfg(all(test, not(miri)))]
 mod threadless;
 
-/// Bytes in a block, the unit in which everything is stored.
+/// Bytes in a block, the unit of storage.
 pub const BLOCK_SIZE: usize = 4096;
 
-/// Blocks that are changed together, aligned: they share a lock, and a request is cut at their
-/// borders.
+/// Blocks in an aligned group: they share a lock, and a request is cut at the borders of groups.
 pub const GROUP: usize = 16;

@@ -1,9 +1,11 @@
-//! Places of a server's clients: so many at once, and a silent client gives its place to the next.
+//! Places of a server's clients: their number is bounded, and a silent client loses its place to
+//! the next one.
 //!
 //! Invariants:
-//! - A connection has a place from before its thread starts until that thread has let go of it, so
-//!   places bound threads and descriptors.
-//! - Only a client that the server waits for is cut off: a request at work never is.
+//! - A connection has a place from before its thread starts until that thread drops it, so places
+//!   bound threads and descriptors.
+//! - Only a client that the server waits for is cut off: a request that is being carried out never
+//!   is.
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -12,11 +14,11 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a client may be silent although others come: its process may not run at once.
+/// How long a client may be silent while others wait: its process may not run at once.
 pub const GRACE: Duration = Duration::from_millis(30);
-/// How long a client may take no answer although others come: its network may be slow.
+/// How long a client may leave its answer unread while others wait: its network may be slow.
 pub const GRACE_TAKING: Duration = Duration::from_secs(1);
-/// The longest wait for a place: a server that is to end looks again after it.
+/// The longest wait for a place: after it, a server checks whether it should end.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// All places of a server.
@@ -38,39 +40,39 @@ struct Entry<S> {
     state: State,
 }
 
-/// What a client's connection is at.
+/// The state of a client's connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The client is to say something.
+    /// The server waits for the client's request.
     Asking { since: Instant },
-    /// The client is to take the answer.
+    /// The server waits for the client to receive the answer.
     Taking { since: Instant },
-    /// A request of this kind is at work.
+    /// A request of this kind is being carried out.
     AtWork { kind: u8 },
-    /// It was cut off; its thread is about to see that.
+    /// The connection was shut down; its thread is about to notice.
     CutOff,
 }
 
-/// What comes of a request that was heard.
+/// The result of [`Place::works`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// It goes to work.
+    /// The request may be carried out.
     Begins,
-    /// As many of its kind as may be are at work.
+    /// The limit for requests of its kind is reached.
     TooMany,
-    /// Its client has been cut off meanwhile.
+    /// Its client was cut off meanwhile.
     CutOff,
 }
 
 impl<S: AsFd> Places<S> {
-    /// Places for `most` connections.
+    /// A table with `most` places.
     pub fn new(most: usize) -> Arc<Self> {
         let table = Table { next: 0, entries: Vec::with_capacity(most) };
         Arc::new(Self { most, table: Mutex::new(table), left: Condvar::new() })
     }
 
-    /// Whether there is a place. Where there is none, a silent client is cut off, and its place
-    /// waited for, but only for a moment: call again.
+    /// Whether a place is free. If none is, cuts off a silent client and waits for its place, but
+    /// only for a moment: call again.
     pub fn make_room(&self) -> bool {
         let until = Instant::now() + LOOK;
         let mut table = self.table.lock();
@@ -83,7 +85,7 @@ impl<S: AsFd> Places<S> {
         true
     }
 
-    /// Has a silent client give its place and descriptor up. Says whether one did.
+    /// Cuts off a silent client to free its place and descriptor. Returns whether one is free now.
     pub fn give_up_one(&self) -> bool {
         let until = Instant::now() + LOOK;
         let mut table = self.table.lock();
@@ -96,7 +98,7 @@ impl<S: AsFd> Places<S> {
         table.entries.len() < before
     }
 
-    /// Gives a place to a connection whose client is to speak. The caller has made room.
+    /// Gives a place to a connection whose client will send a request. The caller has made room.
     pub fn take(self: &Arc<Self>, socket: S) -> Place<S> {
         let socket = Arc::new(socket);
         let mut table = self.table.lock();
@@ -110,8 +112,8 @@ impl<S: AsFd> Places<S> {
 }
 
 impl<S: AsFd> Table<S> {
-    /// Cuts off the client that has been silent for longest, if one has been for long enough. Says
-    /// whether a place is about to become free.
+    /// Cuts off the client that has been silent longest, if its grace is over. Returns whether a
+    /// place is about to become free.
     fn cut_off_one(&mut self) -> bool {
         if self.entries.iter().any(|entry| entry.state == State::CutOff) {
             return true;
@@ -119,7 +121,7 @@ impl<S: AsFd> Table<S> {
         let silent = self.entries.iter_mut().filter(|entry| entry.is_silent());
         let Some(entry) = silent.min_by_key(|entry| entry.since()) else { return false };
         entry.state = State::CutOff;
-        // It may have gone by itself.
+        // The client may have hung up already.
         let _ = shutdown(&*entry.socket, Shutdown::Both);
         true
     }
@@ -135,7 +137,7 @@ impl<S: AsFd> Entry<S> {
 
     fn is_silent(&self) -> bool {
         match self.state {
-            // What has come is read as soon as its thread runs.
+            // Bytes that have arrived are read as soon as the client's thread runs.
             State::Asking { since } => since.elapsed() >= GRACE && !readable(&*self.socket),
             State::Taking { since } => since.elapsed() >= GRACE_TAKING,
             State::AtWork { .. } | State::CutOff => false,
@@ -149,7 +151,7 @@ fn readable(socket: &impl AsFd) -> bool {
     poll(&mut fds, Some(&at_once)).is_ok_and(|n| n > 0)
 }
 
-/// The place of one connection; free when dropped, also by a panic.
+/// The place of one connection. Dropping it, also in a panic, frees the place.
 pub struct Place<S: AsFd> {
     all: Arc<Places<S>>,
     id: u64,
@@ -162,18 +164,18 @@ impl<S: AsFd> Place<S> {
         &self.socket
     }
 
-    /// From now on the server waits for the client to say something.
+    /// From now on the server waits for the client to send something.
     pub fn awaits(&self) {
         self.becomes(State::Asking { since: Instant::now() }, usize::MAX);
     }
 
-    /// From now on the server waits for the client to take its answer.
+    /// From now on the server waits for the client to receive its answer.
     pub fn answers(&self) {
         self.becomes(State::Taking { since: Instant::now() }, usize::MAX);
     }
 
-    /// The client has said what it has to: unless it was cut off, it is not from now on. Of
-    /// requests of this `kind`, `most` may be at work.
+    /// The client has sent its request: unless it was cut off already, it no longer can be. At most
+    /// `most` requests of this `kind` may be carried out.
     pub fn works(&self, kind: u8, most: usize) -> Heard {
         self.becomes(State::AtWork { kind }, most)
     }
@@ -209,7 +211,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
 
-    /// Makes room as a server does, with a bound.
+    /// Makes room as a server does, within 20 s.
     fn room(places: &Places<UnixStream>) -> bool {
         let until = Instant::now() + Duration::from_secs(20);
         loop {
@@ -233,13 +235,13 @@ mod tests {
                 places.take(server.try_clone().unwrap())
             })
             .collect();
-        // The first has asked, of the second something has come.
+        // The first has sent its request, and bytes of the second have arrived.
         assert_eq!(taken[0].works(0, 1), Heard::Begins);
         ends[1].0.write_all(b"x").unwrap();
         std::thread::scope(|scope| {
             let silent = taken.pop().unwrap();
             scope.spawn(move || {
-                // Ends when it is cut off, as a thread that serves does.
+                // Ends when it is cut off, like a thread that serves.
                 let mut socket = silent.socket().try_clone().unwrap();
                 socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
                 assert_eq!(socket.read(&mut [0]).unwrap(), 0);
@@ -250,7 +252,7 @@ mod tests {
         let next = places.take(UnixStream::pair().unwrap().1);
         assert_eq!(next.works(0, 1), Heard::TooMany);
         assert_eq!(next.works(0, 2), Heard::Begins);
-        // What has come keeps the place of the second; none is silent.
+        // Arrived bytes keep the second client's place; no client is silent.
         assert!(!places.make_room() && !places.give_up_one());
         taken[0].answers();
         drop(next);

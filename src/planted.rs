@@ -1,15 +1,16 @@
-//! Bugs that can be planted, to show that the simulator and the exploration of schedules find them.
+//! Fault injection: planted bugs show that the simulator and the exploration of schedules find such
+//! bugs.
 //!
-//! Invariant: they exist only in builds with the `--cfg` that they are for; in all others nothing
-//! is ever planted, which is known at compile time.
+//! Invariant: planted bugs exist only in builds with their `--cfg`; in all other builds none is
+//! ever planted, which is known at compile time.
 
-/// Lets the bugs of an enum, numbered from 1 on, be planted in builds with a `--cfg`.
+/// Makes the bugs of an enum, numbered from 1 on, plantable in builds with a `--cfg`.
 macro_rules! plantable {
     ($bug:ty, $cfg:meta) => {
         #[cfg($cfg)]
         static PLANTED: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
 
-        /// Plants a bug, or none, for the whole process.
+        /// Plants a bug, or none, in the whole process.
         #[cfg($cfg)]
         pub fn plant(bug: Option<$bug>) {
             PLANTED.store(bug.map_or(0, |b| b as u8), std::sync::atomic::Ordering::SeqCst);
@@ -21,7 +22,7 @@ macro_rules! plantable {
             PLANTED.load(std::sync::atomic::Ordering::SeqCst) == bug as u8
         }
 
-        /// Whether this bug is planted: never, in this build.
+        /// Whether this bug is planted: never in this build.
         #[cfg(not($cfg))]
         pub const fn on(_: $bug) -> bool {
             false

@@ -1,7 +1,8 @@
 //! Files, sockets and directories that only this user can read, whatever the umask is.
 //!
-//! Invariant: what is made here has never had another mode than 0600 (a directory: 0700), not even
-//! between two system calls; a umask takes permissions away, and the mode is set again after it.
+//! Invariant: a file made here never has another mode than 0600 (a directory: 0700), not even
+//! between two system calls; a umask only removes permissions, and the mode is set again
+//! afterwards.
 
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
@@ -16,15 +17,15 @@ pub const FILE: u32 = 0o600;
 /// The mode of a directory.
 pub const DIRECTORY: u32 = 0o700;
 
-/// Opens `path` to be written from its beginning, whatever is there now.
+/// Opens `path` for writing, empty, whether or not it exists.
 ///
 /// # Errors
-/// The system's; `ELOOP` where `path` is a symbolic link.
+/// The system call fails; `ELOOP` if `path` is a symbolic link.
 pub fn create(path: &Path) -> io::Result<File> {
     open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)
 }
 
-/// Opens `path` to be written at its end.
+/// Opens `path` for appending.
 ///
 /// # Errors
 /// As [`create`].
@@ -32,10 +33,10 @@ pub fn append(path: &Path) -> io::Result<File> {
     open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND)
 }
 
-/// Opens a file that does not exist for reading and writing.
+/// Creates a file, and opens it for reading and writing.
 ///
 /// # Errors
-/// As [`create`]; `EEXIST` where there is a file.
+/// As [`create`]; `EEXIST` if `path` exists.
 pub fn create_new(path: &Path) -> io::Result<File> {
     open(path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)
 }
@@ -44,18 +45,18 @@ fn open(path: &Path, flags: OFlags) -> io::Result<File> {
     let mode = Mode::from_raw_mode(FILE);
     let file = rustix::fs::open(path, flags | OFlags::CLOEXEC | OFlags::NOFOLLOW, mode)?;
     let file = File::from(file);
-    // An older file keeps its mode, and a umask may have taken the owner's permissions.
+    // An older file keeps its mode, and a umask may have removed the owner's permissions.
     if file.metadata()?.mode() & 0o777 != FILE {
         file.set_permissions(Permissions::from_mode(FILE))?;
     }
     Ok(file)
 }
 
-/// Replaces the content of `path` in one step, by a file `new` of the same directory. With `sync`,
-/// the new content is on the drive before the old one is gone, and when this returns.
+/// Replaces the content of `path` in one step, through the file `new` in the same directory. With
+/// `sync`, the new content is durable before the old content is gone, and when this returns.
 ///
 /// # Errors
-/// The system's; then the old file is still there, or the new one is there and is not durable.
+/// A system call fails; then the old file is still there, or the new one is and is not durable.
 pub fn replace(path: &Path, new: &Path, content: &[u8], sync: bool) -> io::Result<()> {
     let write = || {
         let mut file = create(new)?;
@@ -65,7 +66,7 @@ pub fn replace(path: &Path, new: &Path, content: &[u8], sync: bool) -> io::Resul
         }
         fs::rename(new, path)
     };
-    // The first error is the one to report; a file half written is of no use.
+    // Report the first error; a half-written file is useless.
     write().inspect_err(|_| drop(fs::remove_file(new)))?;
     match path.parent().filter(|_| sync) {
         Some(dir) => File::open(dir)?.sync_all(),
@@ -73,20 +74,20 @@ pub fn replace(path: &Path, new: &Path, content: &[u8], sync: bool) -> io::Resul
     }
 }
 
-/// Makes `dir`, with what is missing above it. A directory that exists stays as it is.
+/// Makes `dir` and missing directories above it. An existing directory is unchanged.
 ///
 /// # Errors
-/// The system's.
+/// The system call fails.
 pub fn make_directory(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(DIRECTORY).create(dir)
 }
 
-/// Takes other users' permissions on `dir` away, if it is this user's and holds nothing but what
-/// `is_ours` names: a directory of other programs stays as it is. One that others can write to may
-/// hold what they have made, so it has to be empty. Says whether the mode is [`DIRECTORY`] now.
+/// Removes other users' permissions on `dir`, if this user owns it and `is_ours` accepts all names
+/// in it: a directory of other programs is unchanged. A directory that others can write to may
+/// contain their files, so it has to be empty. Returns whether the mode is [`DIRECTORY`] now.
 ///
 /// # Errors
-/// The system's.
+/// A system call fails.
 pub fn narrow(dir: &Path, is_ours: impl Fn(&str) -> bool) -> io::Result<bool> {
     let file = File::open(dir)?;
     let meta = file.metadata()?;
@@ -101,19 +102,19 @@ pub fn narrow(dir: &Path, is_ours: impl Fn(&str) -> bool) -> io::Result<bool> {
             shared || !name.as_ref().is_ok_and(ours)
         });
     let mine = meta.uid() == rustix::process::geteuid().as_raw();
-    // Directories of all users, like /tmp, are sticky.
+    // Directories for all users, such as /tmp, are sticky.
     if !mine || stranger.transpose()?.is_some() || mode & 0o1000 != 0 {
         return Ok(false);
     }
     file.set_permissions(Permissions::from_mode(DIRECTORY))?;
-    // Made between the two steps.
+    // Others may have made a file between the two steps.
     Ok(!shared || fs::read_dir(dir)?.next().is_none())
 }
 
-/// A socket that is bound to `path` and does not listen yet.
+/// A socket bound to `path` that does not listen yet.
 ///
 /// # Errors
-/// The system's; `EADDRINUSE` where there is something.
+/// A system call fails; `EADDRINUSE` if `path` exists.
 pub fn socket(path: &Path, kind: SocketType, flags: SocketFlags) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let socket = socket_with(AddressFamily::UNIX, kind, flags | SocketFlags::CLOEXEC, None)?;
@@ -183,7 +184,7 @@ mod tests {
         make_directory(&path).unwrap();
         assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o700, 0o700));
         let narrow = || narrow(&path, |name| name == "ours").unwrap();
-        // Others may have put something into it.
+        // Others may have made files in it.
         set(&path, 0o777);
         assert!(narrow() && mode(&path) == 0o700);
         fs::write(path.join("ours"), "").unwrap();

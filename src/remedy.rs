@@ -1,39 +1,39 @@
-//! What to do about a failure: the advice that stands behind a semicolon, as far as data can be
-//! lost by it, or a drive may come back by itself.
+//! The advice after the semicolon of an error, where following it may lose data, or where a drive
+//! may recover by itself.
 //!
-//! Invariants (checked by tests): no other file advises a flag that gives data up; advice that
-//! loses data names a way without loss before it, unless there is none; it says what is lost.
+//! Invariants (checked by tests): no other file advises a flag that gives up data; advice that
+//! loses data first names a way without loss, unless there is none; it says what is lost.
 
 use std::fmt;
 
-/// What is lost by following advice to its end.
+/// Data lost by following advice to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loses {
     /// Nothing.
     Nothing,
-    /// What exists in memory only.
+    /// Data that exists in memory only.
     Memory,
-    /// What the log holds and the backing store lacks.
+    /// Data that the log holds and the backing store lacks.
     Log,
-    /// Parts of the log that can't be read any more.
+    /// Parts of the log that can't be read.
     Damaged,
-    /// What was written after an older state of the log.
+    /// Data written after an older state of the log.
     Newer,
-    /// What is on a drive.
+    /// The content of a drive.
     Drive,
     /// The requests of the device's holders.
     Requests,
 }
 
-/// Advice. `NAME` in it is the volume's name, where that is known.
+/// Advice. `NAME` in it stands for the volume's name, if known.
 #[derive(Clone, Copy, Debug)]
 pub struct Remedy {
     /// What to do.
     pub text: &'static str,
-    /// What is lost by that.
+    /// What following it loses.
     pub loses: Loses,
-    /// The words of `text` that name a way without loss; `None`: nothing is lost, or there is no
-    /// other way left.
+    /// The words of `text` that name a way without loss; `None`: nothing is lost, or no such way is
+    /// left.
     pub instead: Option<&'static str>,
 }
 
@@ -46,7 +46,7 @@ impl Remedy {
         Self { text, loses, instead: Some(instead) }
     }
 
-    /// Nothing else is left.
+    /// Advice for a case without any way that loses nothing.
     const fn last(text: &'static str, loses: Loses) -> Self {
         Self { text, loses, instead: None }
     }
@@ -72,7 +72,7 @@ impl From<Remedy> for String {
 macro_rules! remedies {
     ($($(#[$doc:meta])* $name:ident = $remedy:expr;)*) => {
         $($(#[$doc])* pub const $name: Remedy = $remedy;)*
-        /// All there are, with their names.
+        /// All advice, by name.
         pub const ALL: &[(&str, Remedy)] = &[$((stringify!($name), $name)),*];
     };
 }
@@ -80,9 +80,9 @@ macro_rules! remedies {
 remedies! {
     /// A daemon is gone, and its memory may be kept.
     DEAD = Remedy::safe("`ztier restart NAME` goes on with it, `ztier down NAME` removes it");
-    /// The same, and its memory is kept.
+    /// A daemon is gone, and its memory is kept; advice without loss.
     DEAD_WITH_DATA = Remedy::safe("`ztier restart NAME` goes on with its data");
-    /// The same, and nothing is kept.
+    /// A daemon is gone, and nothing is kept.
     DEAD_WITHOUT = Remedy::safe("`ztier down NAME` removes it");
     /// A daemon does not answer.
     SILENT = Remedy::safe("`ztier down NAME --force` ends it; what is in memory is kept");
@@ -92,14 +92,14 @@ remedies! {
         "go on with it (`ztier restart NAME`), or give up what exists in memory only with --discard",
         Loses::Memory,
     );
-    /// A daemon has ended, and its memory is kept.
+    /// A daemon has ended by a signal, and its memory is kept.
     KEPT_ASIDE = Remedy::or(
         "`ztier restart NAME` goes on with it",
         "`ztier restart NAME` goes on with it, and `ztier down NAME --discard` gives up what exists \
          in memory only",
         Loses::Memory,
     );
-    /// Kept memory that no program can go on with.
+    /// Kept memory that no program can take over.
     KEPT_IN_VAIN = Remedy::last(
         "give up what exists in memory only with `ztier down NAME --discard`, then try again",
         Loses::Memory,
@@ -118,39 +118,39 @@ remedies! {
          (`ztier down NAME --discard`)",
         Loses::Memory,
     );
-    /// Kept memory that contradicts itself.
+    /// Inconsistent kept memory.
     KEPT_BROKEN = Remedy::last(
         "give up what exists in memory only (`ztier down NAME --discard`)",
         Loses::Memory,
     );
-    /// A volume holds what exists nowhere else.
+    /// A volume holds data that exists nowhere else.
     ONLY_IN_MEMORY = Remedy::or(
         "copy what you need",
         "copy what you need, then give up what exists in memory only with --discard",
         Loses::Memory,
     );
-    /// What is in memory can't be made durable now.
+    /// Data in memory can't be made durable now.
     NOT_DURABLE = Remedy::or(
         "have the drive work again",
         "have the drive work again (see the kernel's log); `ztier down NAME --discard` gives up \
          what exists in memory only",
         Loses::Memory,
     );
-    /// The same, when another daemon is to go on with it.
+    /// Data in memory can't be made durable now, and another daemon will take it over.
     NOT_DURABLE_YET = Remedy::safe(
         "have the drive work again (see the kernel's log); with --force it stays in memory for the \
          next daemon",
     );
-    /// A log's drive does not take what it is given.
+    /// A log's drive fails writes.
     LOG_FAILED = Remedy::safe(
         "have its drive work again: it is tried every 5 s, and nothing that was flushed is lost \
          meanwhile",
     );
-    /// A log has failed, and the volume works without it.
+    /// A log has failed for good, and the volume works without it.
     LOG_WORN = Remedy::safe(
         "nothing is lost; give it another log with `ztier restart NAME --log DEV`, or none",
     );
-    /// A spill device takes nothing.
+    /// A spill device fails writes.
     SPILL_FAILS = Remedy::safe(
         "give it room or have it work again: it is tried by itself, and a write that memory has no \
          room for is refused meanwhile",
@@ -169,7 +169,7 @@ remedies! {
         "end that first, or add --force and connect again afterwards: requests under way fail",
         Loses::Requests,
     );
-    /// A device is held that no daemon serves any more.
+    /// A device without a daemon is held.
     HELD_UNSERVED = Remedy::or(
         "end that first",
         "end that first, or, where that hangs, have requests of the device's holders fail with \
@@ -182,14 +182,14 @@ remedies! {
     );
     /// Only the log knows which blocks are lost.
     LOST_IN_LOG = Remedy::safe("write or discard them (`ztier status NAME` lists them), then try again");
-    /// The log that holds what the backing store lacks is not there.
+    /// The log is missing that holds what the backing store lacks.
     LOG_MISSED = Remedy::or(
         "bring that log back",
         "bring that log back; only if it is gone for good, go on without what it held: \
          --discard-log, with another --log",
         Loses::Log,
     );
-    /// The same of a volume that was to have no log.
+    /// As [`LOG_MISSED`], for a volume that comes up without a log.
     LOG_MISSED_PASSTHROUGH = Remedy::or(
         "bring it up with that --log, then drain it (`ztier restart NAME --log none`)",
         "bring it up with that --log, then drain it (`ztier restart NAME --log none`); only if that \
@@ -221,7 +221,7 @@ remedies! {
         "look at it with `ztier log check DEV`; --accept-loss goes on without what is damaged",
         Loses::Damaged,
     );
-    /// Parts of a log can't be read now.
+    /// Parts of a log can't be read at present.
     LOG_UNREAD = Remedy::or(
         "have the drive work again",
         "have the drive work again (see the kernel's log); only if it stays so, --accept-loss goes \
@@ -234,34 +234,34 @@ remedies! {
          the rest to the backing store",
         Loses::Damaged,
     );
-    /// A log with data that is to be overwritten.
+    /// A log with data that would be overwritten.
     LOG_HOLDS = Remedy::or(
         "bring it to the backing store with `ztier up NAME` and `ztier down NAME --drain`",
         "bring it to the backing store with `ztier up NAME` and `ztier down NAME --drain`, or give up \
          what it held with --force",
         Loses::Log,
     );
-    /// A log that can't be used here, and is to be overwritten.
+    /// A log that can't be used here and would be overwritten.
     LOG_HOLDS_ELSEWHERE = Remedy::or(
         "bring it to its backing store where it can be used",
         "bring it to its backing store where it can be used, or give up what it held with --force",
         Loses::Log,
     );
-    /// A log with data that the backing store has gone on without.
+    /// A log with data, whose backing store was used without it since.
     LOG_STALE = Remedy::or(
         "give that log",
         "give that log, or make this one anew, without what it held: `ztier log format DEV \
          --backing DEV --force`; --accept-older-log puts what it held over newer data",
         Loses::Log,
     );
-    /// A log that this machine has seen newer.
+    /// A log of which this machine has seen a newer state.
     LOG_OLDER = Remedy::or(
         "give the newer log",
         "give the newer log; only if it is gone for good, --accept-older-log goes on with this \
          one, without what was written since",
         Loses::Newer,
     );
-    /// The same, and the backing store lacks nothing of the newer one.
+    /// As [`LOG_OLDER`], if the backing store lacks nothing of the newer state.
     LOG_OLDER_THAN_BACKING = Remedy::last(
         "make it anew, the backing store has what it held: `ztier log format DEV --backing DEV \
          --force`; only if the backing store was put back to that state, too, --accept-older-log \
@@ -275,7 +275,7 @@ remedies! {
          changed on the backing store with --accept-changed-backing (then check the file system)",
         Loses::Log,
     );
-    /// A log that does not say whose it is.
+    /// A log that does not say which backing store it belongs to.
     LOG_NAMELESS = Remedy::last(
         "its superblock is damaged: see `ztier log check DEV`; `ztier log format DEV --backing DEV \
          --force` gives up what it held",
@@ -288,27 +288,27 @@ remedies! {
          is its own, --discard-log gives up what it held",
         Loses::Log,
     );
-    /// A log of another drive of the same content.
+    /// A log of another drive with the same content.
     LOG_MOVED = Remedy::safe("give the right drive, or add --moved if this is a copy of it");
-    /// The same, if only the size could be compared.
+    /// A log of another drive, if only the size could be compared.
     LOG_MOVED_UNSEEN = Remedy::safe(
         "give the right drive, or add --moved if you are certain that this is a copy of it as it was, \
          or the same drive under another id",
     );
-    /// Memory of a log that is another one.
+    /// Kept memory that belongs to another log.
     MEMORY_OF_ANOTHER_LOG = Remedy::or(
         "give the log that the volume had",
         "give the log that the volume had; or give up what exists in memory only with \
          `ztier down NAME --discard`",
         Loses::Memory,
     );
-    /// A volume that was to be its backing store, while memory is of its log.
+    /// A volume that comes up without a log, although kept memory belongs to its log.
     MEMORY_OF_LOG = Remedy::or(
         "go on with that log",
         "go on with that log, or give up what exists in memory only with `ztier down NAME --discard`",
         Loses::Memory,
     );
-    /// Memory that does not go with its log any more.
+    /// Kept memory that no longer matches its log.
     MEMORY_OUTDATED = Remedy::last(
         "give up what exists in memory only with `ztier down NAME --discard`, then bring the volume \
          up",
@@ -321,13 +321,13 @@ remedies! {
          `ztier down NAME --discard`",
         Loses::Memory,
     );
-    /// A drive holds something known.
+    /// A drive has known content.
     DRIVE_HOLDS = Remedy::or(
         "give another drive",
         "give another drive, or overwrite what is on the drive with --wipe",
         Loses::Drive,
     );
-    /// A device that is to be swap holds something.
+    /// A device that is to become swap has content.
     SWAP_HOLDS = Remedy::or(
         "use an empty volume",
         "use an empty volume, or overwrite what is on the drive with --force",
@@ -338,7 +338,7 @@ remedies! {
         "run it as root with CAP_SYS_RESOURCE, CAP_IPC_LOCK and CAP_SYS_NICE, or add --force where \
          the machine itself never runs short of memory",
     );
-    /// What is swapped out has no room elsewhere.
+    /// Swapped-out data has no room elsewhere.
     SWAP_FULL = Remedy::safe("end some programs, or try all the same with --force");
 }
 
@@ -346,7 +346,7 @@ remedies! {
 mod tests {
     use super::*;
 
-    /// What gives data up, and the words that say what of it.
+    /// The words that must name each loss.
     fn said(loses: Loses) -> &'static [&'static str] {
         match loses {
             Loses::Nothing => &[],

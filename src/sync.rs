@@ -1,8 +1,8 @@
-//! The locks and atomics of the concurrent parts, so that a schedule explorer can take them over.
+//! The locks and atomics of the concurrent parts, replaceable by those of a schedule explorer.
 //!
-//! Ordinary builds get `parking_lot` and `std`; with `--cfg shuttle` every one of them is a point
-//! at which [shuttle](https://docs.rs/shuttle) may switch threads. Code below `volume` that
-//! threads share uses only these.
+//! Ordinary builds use `parking_lot` and `std`; with `--cfg shuttle` each operation is a point
+//! where [shuttle](https://docs.rs/shuttle) may switch threads. Below `volume`, code that threads
+//! share uses only these.
 
 #[cfg(not(shuttle))]
 mod plain {
@@ -16,7 +16,7 @@ mod plain {
     use std::time::Duration;
     pub use std::{thread_local, time::Instant};
 
-    /// What time it is.
+    /// The present time.
     pub fn now() -> Instant {
         Instant::now()
     }
@@ -31,7 +31,7 @@ mod plain {
             self.0.notify_all();
         }
 
-        /// Gives the lock up until the next notification, but no longer than `most`.
+        /// Releases the lock until the next notification, but no longer than `most`.
         pub fn wait_for<'a, T>(
             &self,
             _: &'a Mutex<T>,
@@ -43,21 +43,21 @@ mod plain {
         }
     }
 
-    /// Waits until [`wake_all`] is called for `word`, at once if it is not `seen` any more, and no
-    /// longer than `most`; may end early.
+    /// Waits until [`wake_all`] is called for `word`, but no longer than `most`. Returns at once if
+    /// `word` is no longer `seen`; may end early.
     pub fn wait_on(word: &AtomicU32, seen: u32, most: Duration) {
         let time = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
-        // An interruption is an early end.
+        // An interruption ends the wait early.
         let _ = futex::wait(word, Flags::PRIVATE, seen, Some(&time));
     }
 
     /// Ends all waits for `word`.
     pub fn wake_all(word: &AtomicU32) {
-        // Fails only for an address that is none.
+        // Fails only for an invalid address.
         let _ = futex::wake(word, Flags::PRIVATE, i32::MAX as u32);
     }
 
-    /// Lets a thread that waits for the lock have its turn.
+    /// Passes the lock to a thread that waits for it, and takes it again.
     pub fn step_aside<'a, T>(_: &'a Mutex<T>, mut guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         MutexGuard::bump(&mut guard);
         guard
@@ -71,7 +71,7 @@ mod plain {
     /// Starts a thread.
     ///
     /// # Errors
-    /// The system gives none.
+    /// The thread cannot be started.
     pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
         Builder::new().name(name.into()).spawn(work)
     }
@@ -79,7 +79,7 @@ mod plain {
     /// Starts a thread that ends with its scope.
     ///
     /// # Errors
-    /// The system gives none.
+    /// The thread cannot be started.
     pub fn spawn_scoped<'scope, 'env>(
         scope: &'scope Scope<'scope, 'env>,
         work: impl FnOnce() + Send + 'scope,
@@ -87,16 +87,16 @@ mod plain {
         Builder::new().spawn_scoped(scope, work)
     }
 
-    /// Has this thread's first wait for a lock behind it, which allocates: `parking_lot` then makes
-    /// a place for the thread, and with every few of them a larger table of waiters. A thread that
-    /// carries swap can't ask for memory later. Waits for nothing.
+    /// Does this thread's first wait for a lock in advance, because it allocates: `parking_lot`
+    /// then makes the thread's data, and from time to time a larger table of waiters. A thread that
+    /// carries swap can't allocate later. Waits for nothing.
     pub fn ready_to_wait() {
         let free = Mutex::new(());
         let never_signalled = parking_lot::Condvar::new();
         let _ = never_signalled.wait_for(&mut free.lock(), std::time::Duration::ZERO);
     }
 
-    /// Lets another thread run, in a loop that waits for it.
+    /// Lets another thread run, in a loop that waits for that thread.
     pub fn relax(round: u32) {
         if round < 64 {
             std::hint::spin_loop();
@@ -105,7 +105,7 @@ mod plain {
         }
     }
 
-    /// The same where that thread waits for a device: the processor is left to others.
+    /// As [`relax`], if that thread waits for a device: leaves the processor to others.
     pub fn rest(round: u32) {
         if round < 64 {
             std::hint::spin_loop();
@@ -128,32 +128,32 @@ mod explored {
     use std::time::Duration;
     pub use std::time::Instant;
 
-    /// Nanoseconds that threads have slept: under exploration time passes by that alone.
+    /// Nanoseconds that threads have slept: under exploration only sleeping makes time pass.
     static SLEPT: AtomicU64 = AtomicU64::new(0);
     static BEGAN: OnceLock<Instant> = OnceLock::new();
 
-    /// What time it is.
+    /// The present time.
     pub fn now() -> Instant {
         let slept = Duration::from_nanos(SLEPT.load(Ordering::Relaxed));
         *BEGAN.get_or_init(Instant::now) + slept
     }
 
-    /// Lets time pass, and other threads run.
+    /// Makes time pass, and lets other threads run.
     pub fn sleep(time: Duration) {
         SLEPT.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
         shuttle::thread::yield_now();
     }
 
-    /// A condition variable whose waits are all bounded, and may all end early: what a circle of
-    /// waits does then is to go on for ever, which the explorer's bound on steps finds.
+    /// A condition variable whose waits are all bounded, and may all end early: a cycle of waits
+    /// then goes on for ever, which the explorer's bound on steps finds.
     #[derive(Debug, Default)]
     pub struct Condvar;
 
     impl Condvar {
-        /// Ends all waits, which end by themselves.
+        /// Does nothing: waits end by themselves.
         pub fn notify_all(&self) {}
 
-        /// Gives the lock up for as long as others run.
+        /// Releases the lock while others run.
         pub fn wait_for<'a, T>(
             &self,
             mutex: &'a Mutex<T>,
@@ -166,17 +166,18 @@ mod explored {
         }
     }
 
-    /// Waits for a change of `word`, at once if it is not `seen` any more; ends early.
+    /// Waits for a change of `word`. Returns at once if it is no longer `seen`; otherwise ends
+    /// early.
     pub fn wait_on(word: &atomic::AtomicU32, seen: u32, most: Duration) {
         if word.load(Ordering::SeqCst) == seen {
             sleep(most);
         }
     }
 
-    /// Ends all waits for `word`, which end by themselves.
+    /// Does nothing: waits end by themselves.
     pub fn wake_all(_: &atomic::AtomicU32) {}
 
-    /// Lets a thread that waits for the lock have its turn.
+    /// Passes the lock to a thread that waits for it, and takes it again.
     pub fn step_aside<'a, T>(mutex: &'a Mutex<T>, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         drop(guard);
         shuttle::thread::yield_now();
@@ -225,7 +226,7 @@ mod explored {
             self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
         }
 
-        /// What it guards.
+        /// The guarded value.
         pub fn into_inner(self) -> T {
             self.0.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
         }
@@ -236,7 +237,7 @@ mod explored {
         }
     }
 
-    /// A thread under exploration has nothing to prepare.
+    /// Does nothing: a thread under exploration has nothing to prepare.
     pub fn ready_to_wait() {}
 
     /// Lets another thread run.

@@ -1,11 +1,12 @@
-//! Tests of what is done where the system gives no thread.
+//! Runs tests in a process that cannot start threads.
 
 use std::process::Command;
 
 const ALONE: &str = "ZTIER_TEST_ALONE";
 
-/// Runs the test of that name, in its module, again in a process that gets no thread, as there is
-/// no room for a stack as large as it asks for. `true` in that process, where the test is to begin.
+/// Runs the test `test` of `module` again in a process that cannot start threads, because there is
+/// no room for a stack of the requested size. Returns `true` in that process, where the test should
+/// run.
 #[allow(clippy::unwrap_used)]
 pub(crate) fn is_alone(module: &str, test: &str) -> bool {
     if std::env::var_os(ALONE).is_some() {

@@ -1,8 +1,8 @@
-//! What carries swap is asked to write while the machine has no memory: requests of a volume in
-//! memory, also at its limit, allocate nothing once each thread has begun.
+//! Requests of a volume in memory, also at its limit, allocate nothing once each thread has begun:
+//! swap has to be written while the machine has no memory.
 //!
-//! Every allocation of this process is counted, by whichever thread, those of the volume's own
-//! threads among them. A file of its own, and one test: nothing else allocates meanwhile.
+//! The test counts every allocation of this process, in any thread, the volume's own threads
+//! included. It is in its own file, and the only test there: nothing else allocates meanwhile.
 #![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -15,7 +15,7 @@ use ztier::sync::{Mutex, ready_to_wait};
 
 static COUNTING: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-/// The sizes of the first ones, which help to find them.
+/// The sizes of the first allocations, which help to find them.
 static SIZES: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
 
 struct Counted;
@@ -64,7 +64,7 @@ static ALLOCATOR: Counted = Counted;
 const SIZE: u64 = 64 << 20;
 const LIMIT: u64 = 24 << 20;
 const THREADS: u64 = 2;
-/// Pages of the largest request here: what the kernel makes of neighbours that are swapped out.
+/// Pages of the largest request here: the kernel merges this many swapped-out neighbours.
 const CLUSTER: u64 = 64;
 
 fn random(state: &mut u64) -> u64 {
@@ -74,7 +74,7 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
-/// Makes `data` new, so that about `noise` of 256 words do not compress.
+/// Fills `data` with new content, of which about `noise` of 256 words do not compress.
 fn fill(data: &mut [u8], rng: &mut u64, noise: u64) {
     for word in data.as_chunks_mut::<8>().0 {
         let x = random(rng);
@@ -82,7 +82,7 @@ fn fill(data: &mut [u8], rng: &mut u64, noise: u64) {
     }
 }
 
-/// One thread's way into the volume, with all memory that its requests need.
+/// One thread's channel to the volume, with all memory for its requests.
 struct User {
     volume: Arc<Volume>,
     channel: Box<dyn Channel>,
@@ -99,7 +99,7 @@ impl User {
         Self { volume, channel, data, rng: 0x1234_5678_9abc + number, refused: 0 }
     }
 
-    /// Swaps out, swaps in and frees, a while; about `noise` of 256 words do not compress.
+    /// Writes, reads and discards for some rounds; about `noise` of 256 words do not compress.
     fn swap(&mut self, rounds: u64, noise: u64) {
         for round in 0..rounds {
             let pages = if round % 16 == 0 { CLUSTER } else { 1 };
@@ -121,7 +121,7 @@ impl User {
                 self.channel.submit(discard, now).unwrap();
             }
             if round % 512 == 0 {
-                // Another thread of the volume's does it, beside all this.
+                // Another thread of the volume recompresses meanwhile.
                 self.volume.recompress().unwrap();
             }
             if round % 64 == 0 {
@@ -130,7 +130,7 @@ impl User {
         }
     }
 
-    /// The phases: room enough, full of what compresses, full of what does not.
+    /// The phases: enough room, full of compressible data, full of incompressible data.
     fn all(&mut self) {
         self.swap(1000, 40);
         self.swap(6000, 140);
@@ -138,21 +138,21 @@ impl User {
     }
 }
 
-/// Counts what all threads allocate from now on, until the next [`counted`].
+/// Starts to count allocations of all threads, until the next [`counted`].
 fn count() {
     ALLOCATIONS.store(0, Ordering::Relaxed);
     COUNTING.store(true, Ordering::Relaxed);
 }
 
-/// How many allocations there were, and the sizes of the first.
+/// The number of allocations, and the sizes of the first.
 fn counted() -> (u64, Vec<u64>) {
     COUNTING.store(false, Ordering::Relaxed);
     let sizes = SIZES.iter().map(|size| size.load(Ordering::Relaxed)).collect();
     (ALLOCATIONS.load(Ordering::Relaxed), sizes)
 }
 
-/// Nor does a thread's first wait for a lock, if the thread was made ready for that; how many
-/// threads ever wait for one at a time is chance.
+/// A thread's first wait for a lock allocates nothing, either, if the thread was prepared for that;
+/// how many threads ever wait for a lock at the same time is random.
 fn a_first_wait_allocates_nothing() {
     const WAITING: usize = 24;
     let (begun, lock) = (Barrier::new(WAITING + 1), Mutex::new(()));
@@ -171,7 +171,7 @@ fn a_first_wait_allocates_nothing() {
         let held = lock.lock();
         count();
         begun.wait();
-        // Long enough for most of them to go to sleep; if one does not, it has not shown anything.
+        // Long enough for most threads to go to sleep; a thread that does not sleep shows nothing.
         std::thread::sleep(Duration::from_millis(100));
         drop(held);
         begun.wait();
@@ -219,7 +219,7 @@ fn requests_allocate_nothing_also_at_the_limit() {
             (counted, users.into_iter().map(|user| user.join().unwrap()).sum::<u64>())
         });
         let stats = volume.stats();
-        // It was at the limit: room was made by cleaning, and in the end there was none.
+        // The volume was at its limit: cleaning made room, and in the end there was none.
         assert!(refused > 0 && stats.segments_cleaned > 20 && stats.write.requests > 10_000);
         assert!(stats.blocks_recompressed > 100, "{stats:?}");
         assert_eq!(allocations, 0, "of {sizes:?} bytes, by {algorithm:?}");

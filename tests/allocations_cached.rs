@@ -1,8 +1,8 @@
-//! A cache stands in the way of what the machine writes to get memory: once each thread has begun,
-//! hits, misses, writes and evictions allocate nothing, at a limit that is always full.
+//! The read cache is in the path of writes that free memory of the machine. Once each thread has
+//! begun, hits, misses, writes and evictions allocate nothing, at a limit that is always full.
 //!
-//! Every allocation of this process is counted. A file of its own, and one test: nothing else
-//! allocates meanwhile.
+//! The test counts every allocation of this process. It is in its own file, and the only test
+//! there: nothing else allocates meanwhile.
 #![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used)]
 
@@ -54,7 +54,7 @@ const BLOCK: u64 = 4096;
 const SIZE: u64 = 64 << 20;
 const THREADS: u64 = 3;
 
-/// Bytes in memory.
+/// A drive of bytes in memory.
 struct Plain(Mutex<Vec<u8>>);
 
 impl Drive for Plain {
@@ -89,7 +89,7 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
-/// Random requests and streams, of data of which about half does not compress.
+/// Random requests and streams; about half of the data does not compress.
 fn use_it(cached: &Cached, rng: &mut u64, buf: &mut [u8]) {
     for round in 0..6000 {
         let blocks = if round % 16 == 0 { 64 } else { 1 + random(rng) % 4 };

@@ -1,5 +1,5 @@
-//! What carries swap must not ask for memory while memory is short: writes at the limit, segments
-//! on their way down, reads of what is there, and discards allocate nothing.
+//! Swap must not need memory while memory is short: writes at the limit, spilling, reads of spilled
+//! segments, and discards allocate nothing.
 #![allow(clippy::unwrap_used, dead_code)]
 
 mod support {
@@ -16,7 +16,7 @@ use ztier::device::{
 };
 use ztier::media::Memory;
 
-/// Counts what its own thread asks for.
+/// Counts the allocations of the calling thread.
 struct Counting;
 
 thread_local! {
@@ -43,7 +43,7 @@ static COUNTING: Counting = Counting;
 const SIZE: u64 = 24 << 20;
 const BLOCK: u64 = 4096;
 
-/// Blocks that do not shrink; those of every other seed do together, because they are the same.
+/// Incompressible blocks; those of every other seed compress together, because they are the same.
 fn fill(data: &mut [u8], seed: u64) {
     if seed & 2 == 2 {
         let (first, rest) = data.split_at_mut(BLOCK as usize);
@@ -86,7 +86,7 @@ fn at_the_limit_nothing_is_asked_for() {
     let mut asked = 0;
     assert!(ASKED.get() > 10, "what it took to get here is counted");
     for round in 0..12_000u64 {
-        // Lists reach the length that they have in the first rounds.
+        // Lists reach their final capacity in the first rounds.
         if round == 6000 {
             asked = ASKED.get();
         }
@@ -97,7 +97,7 @@ fn at_the_limit_nothing_is_asked_for() {
             let write = Request::Write { offset, data: &data, fua: false };
             channel.submit(write, Instant::now()).unwrap();
         } else if round % 16 == 6 {
-            // What another thread does as soon as memory runs low: this one can be counted.
+            // Another thread does this as soon as memory runs low: this thread can be counted.
             volume.clean_now();
         } else if round % 16 == 2 {
             let discard = Request::Discard { offset, len: BLOCK };

@@ -1,4 +1,4 @@
-//! A limit that adapts, as its users see it: the commands, what they refuse, restarts, and a real
+//! A limit that adapts, as users see it: the commands and their refusals, restarts, and a real
 //! control group that is short of memory.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -25,7 +25,7 @@ fn up<'a>(more: &[&'a str]) -> Vec<&'a str> {
     [&first[..], more].concat()
 }
 
-/// What the volume says of its limit, once it has looked.
+/// The adaptive limit in the volume's status, once the controller has run.
 fn adapting(sandbox: &Sandbox) -> Value {
     let mut said = Value::Null;
     eventually("it has looked", || {
@@ -55,11 +55,11 @@ fn bounds_are_kept_and_changed_at_work() {
     assert_eq!(sandbox.status("vol")["plan"]["ram_limit_bytes"], Value::Null, "flattened");
     assert_eq!(sandbox.status("vol")["ram_limit_bytes"], 48 * MIB);
 
-    // A lower bound holds at once.
+    // A lower bound takes effect at once.
     let said = sandbox.ztier(&["set", "vol", "ram-max=24M"]).ok();
     assert!(said.contains("ram-limit=auto ram-min=16M ram-max=24M"), "{said}");
     assert_eq!(sandbox.status("vol")["stats"]["ram_limit_bytes"], 24 * MIB);
-    // A fixed limit ends it, and it can begin again.
+    // A fixed limit ends the adaptation, and the adaptation can begin again.
     let said = sandbox.ztier(&["set", "vol", "ram-limit=30M"]).ok();
     assert!(said.contains("ram-limit=30M") && !said.contains("ram-min"), "{said}");
     assert_eq!(sandbox.status("vol")["adapting"], Value::Null);
@@ -68,7 +68,7 @@ fn bounds_are_kept_and_changed_at_work() {
     assert_eq!(adapting(&sandbox)["min_bytes"], 20 * MIB);
     sandbox.ztier(&["down", "vol", "--discard"]).ok();
 
-    // The file says the same as the flags did.
+    // The configuration file has the same effect as the flags.
     sandbox.ztier(&["up", "vol", "--export", "nbd"]).ok();
     assert_eq!(adapting(&sandbox)["max_bytes"], 48 * MIB);
 }
@@ -133,8 +133,8 @@ fn what_contradicts_itself_is_refused_before_anything_is_made() {
     assert!(said.contains("adapts between"), "{said}");
 }
 
-/// A group in which a file that is larger than the group is read over and over, beside copies that
-/// are no longer read: the copies give way, and `status` and the log say why.
+/// A group in which a file larger than the group is read over and over, beside copies that are no
+/// longer read: the cache shrinks, and `status` and the log say why.
 #[test]
 fn copies_that_are_not_read_give_way_to_files() {
     let Some(group) = Group::new("auto", 160 * MIB) else { return };
@@ -159,7 +159,7 @@ fn copies_that_are_not_read_give_way_to_files() {
     let used = sandbox.status("vol")["stats"]["cache"]["used_bytes"].as_u64().unwrap();
     assert!(used > 40 * MIB, "{used}");
 
-    // Its pages have to be the group's from the start.
+    // The file's pages have to belong to the group from the start.
     let mut make = Command::new("dd");
     let of = format!("of={large}");
     make.args(["if=/dev/zero", &of, "bs=1M", "count=240", "conv=fsync", "status=none"]);
@@ -169,7 +169,7 @@ fn copies_that_are_not_read_give_way_to_files() {
     let _reader = Guard(group.command(&read).spawn().unwrap());
     sandbox.ztier(&["set", "vol", "ram-limit=auto", "ram-min=4M", "ram-max=64M"]).ok();
 
-    // More changes than a ramp has lines; a single one can halve what is kept.
+    // More changes than a ramp has log lines; a single change can halve the cache.
     let mut status = Value::Null;
     eventually("files get memory", || {
         status = sandbox.status("vol");
@@ -187,7 +187,7 @@ fn copies_that_are_not_read_give_way_to_files() {
     let lines = log.lines().filter(|line| line.contains("ram-limit ")).count();
     let changes = status["adapting"]["changes"].as_u64().unwrap();
     assert!(lines >= 1 && (lines as u64) < changes, "{changes} changes: {log}");
-    // What had to go is still there to be read.
+    // Evicted blocks are still readable.
     assert!(disk.read(5 * BLOCK, BLOCK as usize) == content(5, 1));
     assert!(disk.read((blocks - 1) * BLOCK, BLOCK as usize) == content(blocks - 1, 1));
 }

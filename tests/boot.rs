@@ -1,5 +1,5 @@
-//! What the service and the rules of udev rely on. That they work together, a machine with systemd
-//! has to show.
+//! What the service and the udev rules rely on. Whether they work together has to be tested on a
+//! machine with systemd.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -23,11 +23,11 @@ fn a_device_tells_its_volume() {
     let device = fs::canonicalize(link.trim()).unwrap();
     let property = format!("ZTIER_VOLUME={name}\n");
     assert_eq!(sandbox.ztier(&["udev", link.trim()]).ok(), property);
-    // As udev asks, also when the daemon is gone.
+    // As udev runs the command, also when the daemon is gone.
     let mut asked = sandbox.command(&["udev"]);
     asked.env("DEVNAME", &device);
     assert_eq!(String::from_utf8(asked.output().unwrap().stdout).unwrap(), property);
-    // udev replaces the link by one of its own; that one goes with the volume, too.
+    // udev replaces the link with its own; that link goes with the volume, too.
     fs::remove_file(link.trim()).unwrap();
     let theirs = std::path::Path::new("..").join(device.file_name().unwrap());
     std::os::unix::fs::symlink(theirs, link.trim()).unwrap();

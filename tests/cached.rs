@@ -1,5 +1,5 @@
-//! A drive with copies against the drive itself: at tiny limits, with failures at any moment, by
-//! real threads.
+//! The read cache against its drive alone: with tiny limits, with failures at any moment, with real
+//! threads.
 #![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used)]
 
@@ -29,8 +29,8 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
-/// Content of a block of a version, which says what it is; some shrink, some do not, some are one
-/// word over and over.
+/// Content that encodes block and version; some blocks compress, some do not, some are one repeated
+/// word.
 fn fill(out: &mut [u8], block: u64, version: u64) {
     let mut x = (block << 32 | version).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let noise = [0, 64, 128, 255][(block.wrapping_mul(7) % 4) as usize];
@@ -46,7 +46,7 @@ fn content(block: u64, version: u64) -> Vec<u8> {
     out
 }
 
-/// The version of a block; panics unless all of it is of one.
+/// The version of a block; panics unless all of it has the same version.
 fn version(data: &[u8], block: u64) -> u64 {
     let word = u64::from_le_bytes(data[..8].try_into().unwrap());
     if word == 0 {
@@ -57,11 +57,11 @@ fn version(data: &[u8], block: u64) -> u64 {
     word & 0xffff_ffff
 }
 
-/// A drive whose requests fail now and then: a write that does has stored some of its blocks.
+/// A drive whose requests fail now and then: a failed write has stored some of its blocks.
 struct Flaky {
     bytes: Mutex<Vec<u8>>,
     rng: Mutex<u64>,
-    /// One request of so many fails; 0: none.
+    /// One request in `every` fails; 0: none.
     every: AtomicU64,
 }
 
@@ -76,7 +76,7 @@ impl Flaky {
         every > 0 && random(&mut self.rng.lock().unwrap()).is_multiple_of(every)
     }
 
-    /// Changes block after block, so that others may come between.
+    /// Changes block after block, so that other threads may run in between.
     fn change(
         &self,
         action: Action,
@@ -133,7 +133,7 @@ impl Drive for Flaky {
 }
 
 fn range(rng: &mut u64) -> (u64, u64) {
-    // Half of all requests are for a small part, so that there is something to be hit.
+    // Half of all requests go to a small part, so that there are hits.
     let most = if random(rng).is_multiple_of(2) { BLOCKS / 8 } else { BLOCKS };
     let first = random(rng) % most;
     let count = match random(rng) % 16 {
@@ -144,8 +144,8 @@ fn range(rng: &mut u64) -> (u64, u64) {
     (first, (count + 1).min(BLOCKS - first))
 }
 
-/// Random requests, whole blocks and parts of them, by one thread, and limits that change
-/// meanwhile: what is read is what the drive has.
+/// One thread makes random requests for whole blocks and parts of blocks, while the limit changes:
+/// reads return the content of the drive.
 fn model(seed: u64, limit: u64, rules: Rules, every: u64) {
     let drive = Arc::new(Flaky::new(every));
     let cached = Cached::with(Arc::clone(&drive) as Arc<dyn Drive>, rules, limit, 8 * MIB).unwrap();
@@ -206,8 +206,8 @@ fn whatever_fails() {
     }
 }
 
-/// Threads write blocks of their own and ranges that overlap, all at the same time, and read those
-/// of all threads: no read sees less than was acknowledged before it began.
+/// Threads write their own blocks and overlapping ranges, all at the same time, and read the blocks
+/// of all threads: no read returns a version older than the last one acknowledged before it began.
 #[test]
 fn threads_see_what_was_acknowledged() {
     const THREADS: u64 = 4;
@@ -230,7 +230,7 @@ fn threads_see_what_was_acknowledged() {
                 }
             });
             std::thread::sleep(Duration::from_millis(1500));
-            // More, where others had the machine meanwhile.
+            // More, if other processes used the machine meanwhile.
             let end = Instant::now() + Duration::from_secs(60);
             while !had_enough(&cached.stats()) && Instant::now() < end {
                 std::thread::sleep(Duration::from_millis(20));
@@ -256,8 +256,8 @@ fn had_enough(stats: &CacheStats) -> bool {
 
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// Of `threads` neighbouring blocks a thread owns the `t`-th: only it writes versions there, one
-/// after the other. All threads write to the second half of the drive.
+/// A thread owns the `t`-th of `threads` neighbouring blocks: only that thread writes versions
+/// there, in order. All threads write to the second half of the drive.
 fn user(cached: &Cached, acknowledged: &[AtomicU64], t: u64, threads: u64) {
     let mut rng = 77 + t;
     let mut buf = vec![0; 256 * BLOCK as usize];
@@ -268,7 +268,7 @@ fn user(cached: &Cached, acknowledged: &[AtomicU64], t: u64, threads: u64) {
             0 | 1 => {
                 let block = random(&mut rng) % (shared / 64 / threads) * threads + t;
                 let new = content(block, next);
-                // One that failed may have been stored or not.
+                // A failed write may have been stored or not.
                 if cached.write(block * BLOCK, &new).is_ok() {
                     acknowledged[block as usize].store(next, Ordering::SeqCst);
                 }
@@ -335,7 +335,7 @@ fn a_scan_does_not_empty_it() {
     for block in 0..256 * MIB / BLOCK {
         drive.write(block * BLOCK, &content(block, 1)).unwrap();
     }
-    // About half of what there is room for, asked for several times.
+    // About half of the cache's capacity, read several times.
     let hot: Vec<u64> = (0..1500).map(|i| i * 37).collect();
     for _ in 0..5 {
         hot.iter().for_each(|block| assert_eq!(touch(&cached, *block), 1));
@@ -365,11 +365,11 @@ fn damage_is_found_and_read_again() {
         assert_eq!(touch(&cached, block), 3);
     }
     let stats = cached.stats();
-    // One bit of 128 of a header says only whether it was read ahead, seven others nothing.
+    // One header bit of 128 only marks readahead, seven others are unused.
     assert!(stats.damaged_copies >= 60, "{stats:?}");
     assert!(drive.reads.load(Ordering::SeqCst) - before >= 60);
     cached.audit().unwrap();
-    // Whatever is damaged, eviction goes on.
+    // Eviction goes on in spite of the damage.
     for block in 100..3000 {
         cached.write(block * BLOCK, &content(block, 4)).unwrap();
         cached.damage(block, (block * 7919) as u32);
@@ -393,14 +393,14 @@ fn a_drive_that_is_deaf_is_still_served_as_far_as_there_are_copies() {
     cached.read(0, &mut buf).unwrap();
     assert!((0..100).all(|b| version(&buf[b * 4096..][..4096], b as u64) == 1));
     assert_eq!(cached.read(99 * BLOCK, &mut buf[..8192]).unwrap_err().errno, 5);
-    // A write that fails leaves no copy of what was there.
+    // A failed write leaves no copy of the old content.
     drive.broken.store(true, Ordering::SeqCst);
     cached.write(5 * BLOCK, &content(5, 2)).unwrap_err();
     assert!(!cached.has(5) && cached.has(4));
     cached.read(5 * BLOCK, &mut buf[..4096]).unwrap_err();
     assert_eq!(touch(&cached, 4), 1);
     assert_eq!(cached.stats().backing_errors, 3);
-    // After a flush that failed it is unknown what the drive has.
+    // After a failed flush the content of the drive is unknown.
     cached.flush().unwrap_err();
     assert!((0..100).all(|block| !cached.has(block)));
     drive.deaf.store(false, Ordering::SeqCst);
@@ -421,7 +421,7 @@ fn neighbours_that_are_missed_are_one_read() {
     };
     assert_eq!(reads(1000, 256), 1);
     assert_eq!(reads(1000, 256), 0);
-    // A small hole between what is missed is read along, a large one is not.
+    // A read of misses includes a small hole between them, but not a large one.
     assert_eq!(reads(2002, 2), 1);
     assert_eq!(reads(2000, 10), 1);
     assert_eq!(reads(3010, 60), 1);
@@ -446,7 +446,7 @@ fn a_stream_is_read_ahead_and_random_reads_are_not() {
         touch(&cached, 4096 + random(&mut rng) % 12_000);
     }
     assert_eq!(cached.stats().ahead_blocks, stats.ahead_blocks);
-    // The end of the device is the end of a window, too.
+    // The end of the device also ends a window.
     for at in (63 * MIB..64 * MIB).step_by(16 << 10) {
         cached.read(at, &mut buf).unwrap();
     }
@@ -479,7 +479,7 @@ fn the_limit_holds_for_everything_and_memory_goes_back() {
     }
 }
 
-/// However much of the limit is set aside for others than one reader.
+/// The cache gets full however much of the limit is reserved for more than one reader.
 #[test]
 fn it_is_full_once_something_has_to_go() {
     let drive = Arc::new(RamDrive::new(128 * MIB));
@@ -554,7 +554,7 @@ fn a_part_of_a_block_reaches_the_drive_as_it_is() {
     }
 }
 
-/// The rest of the block was another's to change: no copy may say what it was.
+/// Another thread may have changed the rest of the block: no copy may claim its content.
 #[test]
 fn no_copy_is_left_of_a_block_of_which_a_part_is_written() {
     let (drive, cached) = ram(4 * MIB, 16 * MIB);
@@ -570,11 +570,12 @@ fn no_copy_is_left_of_a_block_of_which_a_part_is_written() {
     assert!(found == expected);
 }
 
-/// A drive with one bad block: a read of that fails, and leaves anything where it was to go.
+/// A drive with one bad block: a read of that block fails, and leaves arbitrary bytes in its
+/// buffer.
 struct Scratched {
     drive: RamDrive,
     bad: AtomicU64,
-    /// Loses its copies while a read fails.
+    /// This cache loses its copies while a read fails.
     above: Mutex<Option<Arc<Cached>>>,
 }
 
@@ -619,7 +620,7 @@ fn what_was_read_along_in_vain_is_not_believed() {
     for block in 0..100 {
         drive.write(block * BLOCK, &content(block, 1)).unwrap();
     }
-    // Copies of every third two, so that there are several holes.
+    // Copies of every third pair, so that there are several holes.
     let copies = || (0..100u64).filter(|block| block / 2 % 3 == 1);
     copies().for_each(|block| assert_eq!(touch(&cached, block), 1));
     drive.bad.store(51, Ordering::SeqCst);
@@ -630,7 +631,7 @@ fn what_was_read_along_in_vain_is_not_believed() {
     }
     cached.audit().unwrap();
 
-    // Of what has no copy any more, the drive says what it is, or that it can't.
+    // For blocks without a copy the drive returns the content, or an error.
     cached.set_limit(0).unwrap();
     cached.set_limit(4 * MIB).unwrap();
     drive.bad.store(u64::MAX >> 12, Ordering::SeqCst);

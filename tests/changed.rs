@@ -1,6 +1,6 @@
-//! Backing stores that were used without their log, which had newer data: found by the kernel's
-//! counters, and after a reboot or a kill by samples of each superblock. What is no change is not
-//! refused. And copies that take the place of a backing store.
+//! Backing stores that were used without their log, which had newer data: detected by the kernel's
+//! counters, and after a reboot or a kill by samples in each superblock. An unchanged backing store
+//! is not refused. Also copies that replace a backing store.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -24,10 +24,10 @@ use support::superblock;
 use ztier::media::{Access, ChangeCounter, FileDrive, Identity};
 
 const MIB: u64 = 1 << 20;
-/// A block that the volume writes: no superblock and no sample is there.
+/// A block that the volume writes: it contains no superblock and no sample.
 const DIRTY: u64 = 2 * MIB / BLOCK + 7;
 
-/// A place whose backing store has so many bytes.
+/// A place with a backing store of `size` bytes.
 fn place(size: u64) -> Place {
     let place = Place::new();
     File::options().write(true).open(&place.backing).unwrap().set_len(size).unwrap();
@@ -51,13 +51,13 @@ fn down(place: &Place) {
     place.sandbox.ztier(&["down", "vol"]).ok();
 }
 
-/// As if the machine had gone down.
+/// Simulates a power failure of the machine.
 fn die(place: &Place) {
     place.sandbox.kill_both("vol");
     place.sandbox.ztier(&["down", "vol", "--discard"]).ok();
 }
 
-/// Brings the volume up and writes a block, durably, which the backing store lacks.
+/// Brings the volume up and writes a block, durably, that the backing store lacks.
 fn up_dirty(place: &Place, version: u64) {
     up(place, &[]);
     write(place, version);
@@ -74,7 +74,7 @@ fn check(place: &Place, version: u64) {
     assert_eq!(place.connect().read(DIRTY * BLOCK, BLOCK as usize), content(DIRTY, version));
 }
 
-/// Whether changes of the backing store's file are noted here.
+/// Whether the kernel counts changes of the backing store's file here.
 fn is_counted(place: &Place) -> bool {
     let drive = FileDrive::open(Path::new(&place.backing), Access::ReadOnly).unwrap();
     let counted = ChangeCounter::of(&drive).written != 0;
@@ -84,7 +84,7 @@ fn is_counted(place: &Place) -> bool {
     counted
 }
 
-/// A file system in the bytes of a file from `at` on.
+/// A file system in a file, from offset `at` on.
 struct Inside<'a> {
     file: &'a str,
     at: u64,
@@ -104,7 +104,7 @@ impl Inside<'_> {
         ok(60, &program, &["-q", force, self.device().path()]);
     }
 
-    /// Mounts it without ztier, and works there.
+    /// Mounts the file system without ztier, and works there.
     fn mounted(&self, options: &str, point: &Path, work: impl FnOnce(&Path)) {
         let device = self.device();
         fs::create_dir_all(point).unwrap();
@@ -132,7 +132,7 @@ impl Inside<'_> {
     }
 }
 
-/// Where the file system is, and how it gets there: its first byte, and what the message calls it.
+/// Lays out a place for the file system: its first byte, and its name in the message.
 fn lay_out(place: &Place, how: &str) -> (u64, &'static str) {
     let file = &place.backing;
     let table = |script: &str| {
@@ -160,7 +160,7 @@ fn lay_out(place: &Place, how: &str) -> (u64, &'static str) {
     }
 }
 
-/// Makes two logical volumes in the backing store, without a device mapper.
+/// Makes two logical volumes in the backing store, without the device mapper.
 fn logical_volumes(place: &Place) {
     let device = Loop::on(Path::new(&place.backing), &[]);
     let dir = place.sandbox.path().join("lvm");
@@ -187,7 +187,7 @@ fn logical_volumes(place: &Place) {
     }
 }
 
-/// Every place where a file system may be, and every kind that is mounted here.
+/// Every place where a file system may be, and every kind that can be mounted here.
 #[test]
 fn a_file_system_that_was_used_by_itself_is_a_change_wherever_it_is() {
     if lacks_loops(&["sfdisk"]) {
@@ -225,7 +225,7 @@ fn a_file_system_that_was_used_by_itself_is_a_change_wherever_it_is() {
         let parts = [&says[..], &["it differs in", name, "--discard-log"]].concat();
         let text = try_up(&place, &[]).refused(5, &parts);
         println!("{how} {kind}: {text}");
-        // The user chooses.
+        // The user decides.
         if how == "gpt" {
             let said = up(&place, &["--accept-changed-backing"]);
             assert!(said.contains("which was changed meanwhile"), "{said}");
@@ -238,7 +238,7 @@ fn a_file_system_that_was_used_by_itself_is_a_change_wherever_it_is() {
     }
 }
 
-/// Ranges that a window wrote have samples again when it has ended, so they count after a kill.
+/// Ranges written by a window have samples again at its end, so they count after a kill.
 #[test]
 fn samples_of_what_was_written_back_count_after_a_kill() {
     if lacks_loops(&["sfdisk", "mkfs.ext4"]) {
@@ -249,7 +249,7 @@ fn samples_of_what_was_written_back_count_after_a_kill() {
     let inside = Inside { file: &place.backing, at, size: 20 * MIB, kind: "ext4" };
     inside.make();
     up_dirty(&place, 1);
-    // Writes every sampled range with its own content.
+    // Writes each sampled range with its own content.
     let identity = Identity::decode(&superblock::read(&place.log).identity).unwrap();
     assert!(identity.is_whole());
     let mut disk = place.connect();
@@ -296,18 +296,18 @@ fn what_writes_nothing_is_no_change() {
     fs::read(&place.backing).unwrap();
     up(&place, &[]);
     check(&place, 1);
-    // A restart is two daemons, one after the other.
+    // A restart has two daemons, one after the other.
     place.sandbox.ztier(&["restart", "vol"]).ok();
     check(&place, 1);
     down(&place);
-    // By another boot as well.
+    // In another boot, too.
     superblock::reboot(&place.log);
     up(&place, &[]);
     check(&place, 1);
     down(&place);
 }
 
-/// Within one boot nothing has to be near a sample.
+/// Within one boot a change need not be near a sample.
 #[test]
 fn one_byte_is_counted_wherever_it_is() {
     let place = place(64 * MIB);
@@ -320,13 +320,13 @@ fn one_byte_is_counted_wherever_it_is() {
     file.write_all_at(&[0], 23 * MIB + 77).unwrap();
     let says = ["was changed while", "the kernel counted changes, which no sample shows"];
     try_up(&place, &[]).refused(5, &says);
-    // A log that lacks nothing does not mind.
+    // A log without unwritten changes accepts it.
     up(&place, &["--accept-changed-backing"]);
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
     file.write_all_at(&[7], 23 * MIB + 77).unwrap();
     up(&place, &[]);
     assert_eq!(place.connect().read(23 * MIB + 77, 1), [7]);
-    // After a kill it is not found: see `docs/durability.md`.
+    // After a kill the change is not detected: see `docs/durability.md`.
     write(&place, 2);
     die(&place);
     file.write_all_at(&[8], 23 * MIB + 77).unwrap();
@@ -335,7 +335,7 @@ fn one_byte_is_counted_wherever_it_is() {
     down(&place);
 }
 
-/// Writes to other parts of a disk are no change.
+/// Writes to other parts of a disk count as no change.
 #[test]
 fn a_neighbour_on_the_disk_changes_nothing() {
     if lacks_loops(&[]) {
@@ -374,7 +374,7 @@ fn a_neighbour_on_the_disk_changes_nothing() {
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
 }
 
-/// The drive has another id, and every sample was written to by a window that did not end.
+/// The drive has another id, and a window that did not end has written to every sampled range.
 #[test]
 fn a_copy_of_which_no_sample_is_left_may_take_its_place() {
     let place = place(16 * MIB);
@@ -388,11 +388,11 @@ fn a_copy_of_which_no_sample_is_left_may_take_its_place() {
         place.sandbox.ztier(&[&["up", "vol", "--export", "nbd"], &drives[..], more].concat())
     };
     with(&copy, &[]).refused(5, &["no sample of that left to compare", "--moved", "certain"]);
-    // The size has to be right.
+    // The size has to match.
     let large = format!("{}.large", place.backing);
     File::create(&large).unwrap().set_len(32 * MIB).unwrap();
     with(&large, &["--moved"]).refused(5, &["log of another drive", "its size"]);
-    // No record may contradict it.
+    // No record may contradict the copy.
     let other = format!("{}.other", place.log);
     File::create(&other).unwrap().set_len(16 << 20).unwrap();
     let busy = ["up", "two", "--export", "nbd", "--backing", &copy, "--log", &other];
@@ -413,14 +413,14 @@ fn a_copy_of_which_no_sample_is_left_may_take_its_place() {
     said.ok();
     check(&place, 1);
     down(&place);
-    // From then on it is the backing store.
+    // From then on the copy is the backing store.
     with(&copy, &[]).ok();
     check(&place, 1);
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
     assert_eq!(fs::read(&copy).unwrap()[(DIRTY * BLOCK) as usize..][..4096], content(DIRTY, 1));
 }
 
-/// The same with kills in the midst of windows; `ZTIER_KILLS` sets how many.
+/// The same with kills during windows; `ZTIER_KILLS` sets the number.
 #[test]
 fn a_copy_may_take_the_place_whenever_the_daemon_was_killed() {
     let place = place(16 * MIB);

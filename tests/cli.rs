@@ -1,4 +1,4 @@
-//! The program as people use it: every command against the real binary, over NBD, without root.
+//! The program as users run it: every command of the real binary, over NBD, without root.
 #![allow(clippy::unwrap_used)]
 
 mod support {
@@ -14,7 +14,7 @@ use std::time::Instant;
 use support::disk::Disk;
 use support::sandbox::{Sandbox, eventually, finish};
 
-/// Data that compresses to about half: 4 KiB blocks of counted noise and a repeated rest.
+/// Data that compresses to about half: each 4 KiB block has noise and repeated bytes.
 fn data(blocks: usize) -> Vec<u8> {
     let mut x = 1u64;
     let mut out = vec![0x5A; blocks * 4096];
@@ -122,7 +122,7 @@ fn a_volume_from_up_to_down() {
     let socket = sandbox.run_dir().join("vol.nbd");
     assert_eq!(endpoint, format!("nbd+unix:///vol?socket={}\n", socket.display()));
 
-    // Usable at once, and what is written is what is read.
+    // The volume is usable at once, and reads return what was written.
     let mut client = connect(&sandbox, "vol");
     assert_eq!(client.size, 64 << 20);
     let data = data(100);
@@ -160,7 +160,7 @@ fn a_volume_from_up_to_down() {
     assert_eq!(columns, [9, 4, 3]);
     assert!(sandbox.ztier(&["stats", "vol"]).ok().contains("blocks stored"));
 
-    // Held: refused. Released, but with data: refused. Given up: gone, without a trace.
+    // In use: refused. Released, but with data: refused. Discarded: gone without a trace.
     sandbox.ztier(&["down", "vol", "--discard"]).refused(4, &["`vol` is in use", "NBD", "--force"]);
     drop(client);
     eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
@@ -198,7 +198,7 @@ fn set_grows_and_never_shrinks() {
         .refused(2, &["below the present 128M", "never shrink"]);
     sandbox.ztier(&["set", "vol", "size=5000"]).refused(2, &["not a multiple of 4096"]);
     sandbox.ztier(&["set", "vol", "ram-limit=4K"]).refused(2, &["below the minimum", "at least"]);
-    // A change that is refused in one part is refused in all.
+    // A change that is refused in one part is refused as a whole.
     sandbox.ztier(&["set", "vol", "ram-limit=90M", "size=64M"]).refused(2, &["never shrink"]);
     let status = sandbox.status("vol");
     assert_eq!(status["size_bytes"], 128 << 20);
@@ -210,7 +210,7 @@ fn set_grows_and_never_shrinks() {
 fn recompression_is_done_when_it_is_asked_for() {
     let sandbox = Sandbox::new();
     up(&sandbox, "vol");
-    // Four times the same, which only together is short.
+    // The same bytes four times, which compress only together.
     let blocks = data(256);
     let quads: Vec<u8> = blocks.chunks_exact(4096).flat_map(|block| block.repeat(4)).collect();
     let mut disk = connect(&sandbox, "vol");
@@ -372,7 +372,7 @@ fn a_run_directory_of_another_user_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let sandbox = Sandbox::new();
     fs::create_dir(sandbox.run_dir()).unwrap();
-    // As if another user had put it there.
+    // As if another user had made the file.
     fs::write(sandbox.run_dir().join("vol.json"), "{}").unwrap();
     fs::set_permissions(sandbox.run_dir(), fs::Permissions::from_mode(0o777)).unwrap();
     let args = ["up", "vol", "--size", "64M", "--export", "nbd"];

@@ -1,5 +1,5 @@
-//! Neighbouring blocks that a log has compressed together, with real threads: read in parts,
-//! overwritten in parts, damaged, written back.
+//! Clusters of neighbouring blocks in a log, with real threads: read in parts, overwritten in
+//! parts, damaged, written back.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/pair.rs"]
@@ -18,7 +18,7 @@ use ztier::log::{self, Options, Policy};
 use ztier::media::Drive;
 use ztier::stats::LogStats;
 
-/// Opens it with as much memory, and nothing is written back by itself.
+/// Opens the log with `memory` bytes of memory, and without automatic writeback.
 fn open(pair: &mut Pair, algorithm: Algorithm, memory: u64) -> Arc<LogVolume> {
     let policy = Policy { enabled: false, ..Policy::default() };
     let log = Options { memory, ..Options::default() };
@@ -43,7 +43,7 @@ fn read(from: &mut dyn Channel, offset: u64, len: usize) -> Result<Vec<u8>, IoEr
     Ok(buf)
 }
 
-/// Text in which every line is different, and all are alike.
+/// Text in which all lines are different, but similar.
 fn text(seed: u64, len: usize) -> Vec<u8> {
     let line = |n: u64| format!("line {} of the text, sum {:x}\n", n, n.wrapping_mul(seed | 1));
     (0..).flat_map(|n| line(n).into_bytes()).take(len).collect()
@@ -59,7 +59,7 @@ fn clusters_are_read_and_overwritten_in_parts_and_reach_the_backing_store() {
     let log = stats(&volume);
     assert!(log.blocks_clustered > BLOCKS * 9 / 10, "{log:?}");
     assert!(log.cluster_bytes < log.blocks_clustered * BLOCK / 3, "{log:?}");
-    // The last ones of a segment find no room together.
+    // The last blocks of a segment find no room for a cluster.
     assert!(log.blocks_clustered < BLOCKS && log.blocks_appended == BLOCKS, "{log:?}");
     for round in 0..3 {
         let mut change = |at: u64, len: usize, seed| {
@@ -67,7 +67,7 @@ fn clusters_are_read_and_overwritten_in_parts_and_reach_the_backing_store() {
             write(&mut *channel, at, &data);
             model[at as usize..at as usize + len].copy_from_slice(&data);
         };
-        // A middle block, parts of two, two clusters from the midst of one on, a whole one.
+        // A middle block, parts of two blocks, two clusters from the middle of one on, a whole one.
         change(5 * BLOCK, 4096, 11 + round);
         change(22 * BLOCK + 100, 5000, 12 + round);
         change((42 + round) * BLOCK, 7 * 4096, 13 + round);
@@ -82,7 +82,7 @@ fn clusters_are_read_and_overwritten_in_parts_and_reach_the_backing_store() {
         }
         let part = read(&mut *channel, 6 * BLOCK + 17, 9000).unwrap();
         assert!(part == model[6 * 4096 + 17..][..9000]);
-        // In memory the first time, then on the drive, then after a restart, and one after a kill.
+        // In memory the first time, then on the drive, then after a restart, and last after a kill.
         flush(&mut *channel);
         if round > 0 {
             drop(channel);
@@ -125,11 +125,11 @@ fn a_damaged_cluster_is_an_error_for_its_blocks_and_no_other() {
     write(&mut *channel, 0, &model);
     write(&mut *channel, 2 * BLOCK, &text(10, 4096));
     flush(&mut *channel);
-    // Says that what comes before is durable, and not a torn end.
+    // Makes the preceding records count as durable, not as a torn end.
     write(&mut *channel, 100 * BLOCK, &text(11, 4096));
     flush(&mut *channel);
     assert!(stats(&volume).blocks_clustered >= 12);
-    // The first payload of the first chunk: blocks 0 to 3, of which 2 was written since.
+    // The first payload of the first chunk: blocks 0 to 3, of which 2 was overwritten.
     pair.log.damage(data_at(pair.log.size(), SEGMENT) + 200);
     let found = log::inspect(&*pair.log, false, true).unwrap();
     let damaged: Vec<u64> = found.damaged.iter().map(|(block, _)| *block).collect();
@@ -155,7 +155,7 @@ fn a_damaged_cluster_is_an_error_for_its_blocks_and_no_other() {
     volume.close().unwrap();
 }
 
-/// Blocks in clusters after 8 MiB of text on a drive whose writes take so long.
+/// Blocks in clusters after 8 MiB of text on a drive whose writes take `write_ms`.
 fn clustered(algorithm: Algorithm, write_ms: u64) -> u64 {
     let mut pair = Pair::new(8 << 20);
     let volume = open(&mut pair, algorithm, 1 << 20);
@@ -183,7 +183,7 @@ fn lz4_gives_way_to_clusters_only_where_the_drive_is_slow() {
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/log-v3-clusters.img");
 const GOLDEN_BYTES: u64 = 448 << 10;
 
-/// What the golden image holds.
+/// The content of the golden image.
 fn golden() -> Vec<u8> {
     let mut model = text(31, 64 * 4096);
     model[5 * 4096..6 * 4096].copy_from_slice(&text(32, 4096));
@@ -191,7 +191,7 @@ fn golden() -> Vec<u8> {
     model
 }
 
-/// Writes the golden image, of clusters in a checkpoint and of some behind it.
+/// Writes the golden image, with clusters in a checkpoint and some behind it.
 fn write_golden() {
     let log = Arc::new(RamDrive::new(GOLDEN_BYTES));
     let backing = Arc::new(RamDrive::new(BLOCKS * BLOCK));
@@ -206,7 +206,7 @@ fn write_golden() {
     for (at, part) in (0..).step_by(16 << 10).zip(text(31, 64 * 4096).chunks(16 << 10)) {
         write(&mut *channel, at, part);
         flush(&mut *channel);
-        // Time for checkpoints.
+        // Leaves time for checkpoints.
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     write(&mut *channel, 5 * BLOCK, &text(32, 4096));
@@ -216,7 +216,7 @@ fn write_golden() {
     std::fs::write(GOLDEN, log.content()).unwrap();
 }
 
-/// With `ZTIER_GOLDEN=write` the image is made anew.
+/// `ZTIER_GOLDEN=write` makes the image anew.
 #[test]
 fn a_log_with_clusters_stays_readable() {
     if std::env::var("ZTIER_GOLDEN").is_ok_and(|what| what == "write") {

@@ -1,4 +1,4 @@
-//! The read cache as its users see it: the commands, what they refuse, kills, and real clients.
+//! The read cache as users see it: the commands and their refusals, kills, and real clients.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -33,7 +33,7 @@ fn cache(sandbox: &Sandbox) -> Value {
     sandbox.status("vol")["stats"]["cache"].clone()
 }
 
-/// What a volume's daemon has of memory files, in KiB.
+/// Memory files of a volume's daemon, in KiB.
 fn memory(sandbox: &Sandbox) -> u64 {
     let pid = sandbox.pid("vol").as_raw_nonzero();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -71,7 +71,7 @@ fn what_was_read_is_read_from_memory() {
     let said = place.sandbox.ztier(&["stats", "vol"]).ok();
     assert!(said.contains("blocks with a copy") && said.contains("  useless"), "{said}");
 
-    // A lower limit takes effect at once, none ends it, and more is there again.
+    // A lower limit takes effect at once, no limit ends it, and a higher one takes effect again.
     let said = place.sandbox.ztier(&["set", "vol", "ram-limit=1M"]).ok();
     assert!(said.contains("ram-limit=1M"), "{said}");
     assert!(cache(&place.sandbox)["used_bytes"].as_u64().unwrap() <= 1 << 20);
@@ -120,7 +120,7 @@ fn a_killed_daemon_leaves_a_cache_that_is_empty_and_right() {
         (0..BLOCKS).for_each(|block| check(&mut disk, block));
         drop(disk);
         if log {
-            // What is written back is what is read then, from copies and from the drive.
+            // After writeback reads return the written content, from copies and from the drive.
             place.sandbox.ztier(&["drain", "vol"]).ok();
             let mut disk = place.connect();
             (0..BLOCKS).for_each(|block| check(&mut disk, block));
@@ -163,7 +163,7 @@ fn limits_that_cannot_be_are_refused() {
     set("1").refused(2, &["too little"]);
     set("15T").refused(2, &["is more than the"]);
     assert_eq!(cache(&place.sandbox)["limit_bytes"], 2 << 20);
-    // No other volume may have the backing store meanwhile.
+    // No other volume may use the backing store meanwhile.
     let again = ["up", "two", "--export", "nbd", "--backing", &place.backing, "--ram-limit", "2M"];
     place.sandbox.ztier(&again).refused(4, &["is in use", "volume `vol`"]);
     place.sandbox.ztier(&["down", "vol"]).ok();
@@ -188,7 +188,7 @@ fn a_backing_store_that_shrinks_is_served_as_far_as_there_are_copies() {
     place.sandbox.ztier(&["down", "vol"]).ok();
 }
 
-/// A block device over a backing file, if this machine can.
+/// A block device over a backing file, if this machine supports that.
 fn block_device(sandbox: &Sandbox, backing: &str, more: &[&str]) -> Option<String> {
     if let Err(why) = ztier::export::fuse::available(true) {
         println!("skipped: {why}");
@@ -200,7 +200,8 @@ fn block_device(sandbox: &Sandbox, backing: &str, more: &[&str]) -> Option<Strin
     Some(device.lines().next().unwrap().to_owned())
 }
 
-/// A loop device keeps what its last user set: each volume sets its own, and leaves the kernel's.
+/// A loop device keeps its last user's setting: each volume sets its own, and restores the
+/// kernel's.
 #[test]
 fn readahead_is_not_that_of_the_volume_before() {
     if let Err(why) = ztier::export::fuse::available(true) {
@@ -292,6 +293,6 @@ fn fio_and_ext4_get_back_what_they_wrote() {
     assert!(stats["hit_blocks"].as_u64().unwrap() > 100, "{stats}");
     assert!(stats["damaged_copies"] == 0 && stats["backing_errors"] == 0, "{stats}");
     sandbox.ztier(&["down", &name]).ok();
-    // Bare, it is what the volume was.
+    // Without ztier the backing store has the content of the volume.
     ok(30, "e2fsck", &["-f", "-n", backing]);
 }

@@ -1,4 +1,4 @@
-//! The daemon's life: readiness, races, signals, death, and what is left after each of them.
+//! The life of a daemon: readiness, races, signals, death, and what is left after each of them.
 #![allow(clippy::unwrap_used)]
 
 mod support {
@@ -29,7 +29,7 @@ fn connect(sandbox: &Sandbox) -> Disk {
     Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol")
 }
 
-/// A daemon in the foreground, once it has printed its endpoint.
+/// A daemon in the foreground that has printed its endpoint.
 fn foreground(command: &mut Command) -> Guard {
     let mut child = Guard(command.arg("--foreground").stdout(Stdio::piped()).spawn().unwrap());
     let mut line = String::new();
@@ -43,7 +43,7 @@ fn signal(child: &Child, signal: Signal) {
     kill_process(pid, signal).unwrap();
 }
 
-/// Bytes that do not compress.
+/// A generator of incompressible bytes.
 struct Noise(u64);
 
 impl Noise {
@@ -70,7 +70,7 @@ fn a_ram_disk_holds_its_size_of_data_that_does_not_shrink() {
     for at in 0..64 {
         disk.write(at << 20, &noise.bytes(1 << 20));
     }
-    // It can be overwritten anywhere while it is full: twice its size.
+    // The full volume can be overwritten anywhere: twice its size.
     let mut last = vec![None; 16 << 10];
     for _ in 0..32 << 10 {
         let block = noise.next() % (16 << 10);
@@ -107,7 +107,7 @@ fn a_ram_disk_that_is_about_to_fill_says_so() {
     write(12..24);
     let state = state_of(&sandbox);
     assert!(state.contains("filling: as what is stored compresses, there is room for"), "{state}");
-    // It is no failure.
+    // This is no failure.
     let list = sandbox.ztier(&["list"]).ok();
     assert!(list.lines().nth(1).unwrap().starts_with("vol   filling"), "{list}");
     let top = sandbox.ztier(&["top", "--once", "--interval", "0.1"]).ok();
@@ -133,7 +133,7 @@ fn a_killed_daemon_is_listed_and_cleaned_up() {
     assert!(list.err.contains("vol.nbd") && list.err.contains("ztier restart vol"), "{list:?}");
     sandbox.ztier(&["status", "vol"]).refused(6, &["is gone", "ztier down vol"]);
     sandbox.ztier(&["set", "vol", "size=1G"]).refused(6, &["is gone"]);
-    // What is dead is loud.
+    // A dead daemon is reported.
     assert_eq!(list.status, 6);
     sandbox.ztier(&["status"]).refused(6, &["the daemon of volume `vol` is gone", "restart vol"]);
     let left = sandbox.ztier(&["list", "--json"]).looked();
@@ -202,7 +202,7 @@ fn an_up_that_fails_leaves_nothing() {
         .ztier(&[&UP[..], &["--socket", &missing]].concat())
         .refused(1, &["/missing", "make that directory"]);
     assert_eq!(sandbox.files(), [""; 0]);
-    // A socket that another process serves is left to it.
+    // A socket that another process serves stays.
     let taken = sandbox.path().join("taken");
     let _listener = UnixListener::bind(&taken).unwrap();
     let taken_by_us = taken.display().to_string();
@@ -235,7 +235,7 @@ fn the_service_manager_is_told() {
     assert_eq!(hear(), "STOPPING=1\n");
     assert_eq!(wait(&mut daemon.0), 0);
     assert_eq!(sandbox.files(), [""; 0]);
-    // A log may take its time.
+    // A log may need some time.
     let drive = |name: &str| {
         let path = sandbox.path().join(name);
         std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
@@ -258,7 +258,7 @@ fn sockets_of_the_service_manager_are_served() {
     let path = sandbox.path().join("activated");
     let listener = UnixListener::bind(&path).unwrap();
     let mut shell = Command::new("sh");
-    // The shell's own number is the program's: it replaces itself.
+    // The shell's pid is the program's: it replaces itself.
     let script = "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\" 3<&0 </dev/null";
     let program = sandbox.command(&UP);
     shell.arg("-c").arg(script).arg(program.get_program()).args(program.get_args());
@@ -279,7 +279,7 @@ fn sockets_of_the_service_manager_are_served() {
     assert_eq!(fs::read_to_string(&printed).unwrap(), "", "the client's standard output");
 }
 
-/// The data of a volume whose daemon was told to end: kept, and still there for the next one.
+/// Data of a volume whose daemon was told to end: kept, and available to the next daemon.
 fn goes_on_with(sandbox: &Sandbox, data: &[u8]) {
     assert!(sandbox.files().contains(&"vol.keep".into()), "{:?}", sandbox.files());
     let list = sandbox.ztier(&["list"]);
@@ -334,14 +334,14 @@ fn a_second_signal_does_not_wait_and_gives_no_data_up() {
         assert_eq!(wait(&mut daemon.0), 0);
         assert!(client.is_closed());
         match data {
-            // What holds nothing leaves nothing.
+            // An empty volume leaves nothing.
             [] => assert_eq!(sandbox.files(), [""; 0]),
             data => goes_on_with(&sandbox, data),
         }
     }
 }
 
-/// Starts a daemon in the foreground of a terminal, and writes into its volume.
+/// Starts a daemon in the foreground of a terminal, and writes to its volume.
 fn in_a_window(sandbox: &Sandbox, window: &Window) -> Guard {
     let daemon = Guard(window.spawn(&sandbox.command(&[&UP[..], &["--foreground"]].concat())));
     let socket = sandbox.run_dir().join("vol.sock");
@@ -378,7 +378,7 @@ fn ctrl_c_ends_a_volume_in_the_foreground_and_gives_no_data_up() {
     goes_on_with(&sandbox, &[7; 4096]);
 }
 
-/// A log is made durable and closed in order, as a shutdown needs it.
+/// A signal makes a log durable and closes it in order, as a shutdown requires.
 #[test]
 fn a_signal_closes_a_log_in_order() {
     let sandbox = Sandbox::new();
@@ -445,7 +445,7 @@ fn a_daemon_without_descriptors_says_so() {
     let pid = sandbox.pid("vol");
     let is_used =
         |fd: u64| fs::symlink_metadata(format!("/proc/{}/fd/{fd}", pid.as_raw_nonzero())).is_ok();
-    // Below the limit everything is in use. A client that has just gone may still have one.
+    // All places below the limit are in use. A client that has just gone may still hold one.
     let looks = (0..20).map(|_| {
         sleep(Duration::from_millis(10));
         (0..).find(|fd| !is_used(*fd))
@@ -470,7 +470,7 @@ fn a_daemon_is_started_by_up_alone() {
     sandbox.ztier(&["daemon", "vol"]).refused(1, &["ztier up"]);
 }
 
-/// A user other than root: this user, or user 65534 with a copy of the program.
+/// A command as a user other than root: this user, or user 65534 with a copy of the program.
 fn rootless(sandbox: &Sandbox, args: &[&str]) -> Command {
     let mut command = sandbox.command(args);
     if rustix::process::geteuid().is_root() {
@@ -509,7 +509,7 @@ fn without_root_nbd_works_and_a_block_device_is_refused() {
     assert_eq!(sandbox.files(), [""; 0]);
 }
 
-/// Without the right to lock memory a block device is good for everything but swap.
+/// Without the right to lock memory a block device is usable for everything but swap.
 #[test]
 fn a_block_device_comes_up_without_locked_memory() {
     let sandbox = Sandbox::new();
@@ -572,7 +572,7 @@ fn a_killed_block_device_is_cleaned_up_completely() {
     assert!(!fs::read_to_string("/proc/mounts").unwrap().contains(&name));
 }
 
-/// The command, after `ulimit` with such arguments.
+/// The command, with limits set by `ulimit`.
 fn limited(ulimit: &str, command: &Command) -> Command {
     let mut limited = Command::new("bash");
     limited.args(["-c", &format!("ulimit {ulimit} && exec \"$0\" \"$@\"")]);
@@ -581,14 +581,14 @@ fn limited(ulimit: &str, command: &Command) -> Command {
     limited
 }
 
-/// A write beyond the limit on the size of files is an error of that request, and ends no process.
+/// A write beyond the file size limit is an error of that request, and ends no process.
 #[test]
 fn a_limit_on_the_size_of_files_is_an_error_and_no_end() {
     let sandbox = Sandbox::new();
     let file = sandbox.path().join("slow").display().to_string();
     fs::File::create(&file).unwrap().set_len(64 << 20).unwrap();
     let up = ["up", "vol", "--backing", &file, "--export", "nbd"];
-    // The daemon lifts the limit where it may (CAP_SYS_RESOURCE); else its memory files are
+    // The daemon lifts the limit where it may (CAP_SYS_RESOURCE); otherwise its memory files are
     // larger than the limit.
     let in_limits = finish(limited("-f 16384", &sandbox.command(&up)));
     if in_limits.status != 0 {
@@ -617,7 +617,7 @@ fn a_limit_on_the_size_of_files_is_an_error_and_no_end() {
     assert_eq!(sandbox.files(), [""; 0]);
 }
 
-/// A shell that bounds the time of what it starts does not end a volume.
+/// A shell that limits the CPU time of its children does not end a volume.
 #[test]
 fn a_limit_on_time_does_not_end_a_daemon() {
     let sandbox = Sandbox::new();
@@ -628,7 +628,7 @@ fn a_limit_on_time_does_not_end_a_daemon() {
     assert!(!time.contains(" 7 "), "{time}");
 }
 
-/// A signal that does not ask a process to end does not end it: not the daemon, and not the memory
+/// Signals that do not request an end do not end a process: neither the daemon nor the memory
 /// holder, which has the only copy once the daemon is gone.
 #[test]
 fn stray_signals_end_no_process_of_a_volume() {

@@ -1,5 +1,5 @@
-//! Damaged memory is detected on every read, never served, does not spread, and survives cleaning
-//! as damage.
+//! Damaged memory is detected on every read, never served, does not spread, and stays damage when
+//! the cleaner moves it.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -73,7 +73,7 @@ fn cleaning_keeps_damage_where_it_is_and_the_rest_whole() {
     for block in &damaged {
         assert!(volume.damage(*block, 80 + *block as u32));
     }
-    // Make garbage everywhere, so that every segment is worth cleaning.
+    // Makes garbage everywhere, so that cleaning every segment pays.
     for block in (0..BLOCKS).filter(|block| block % 3 == 0 && !damaged.contains(block)) {
         write(&mut *channel, block, 1);
     }
@@ -88,14 +88,14 @@ fn cleaning_keeps_damage_where_it_is_and_the_rest_whole() {
             assert_eq!(got.unwrap(), content(block, u64::from(block % 3 == 0)));
         }
     }
-    // Writing a damaged block anew mends it.
+    // Overwriting a damaged block repairs it.
     for block in &damaged {
         write(&mut *channel, *block, 2);
         assert_eq!(read(&mut *channel, *block).unwrap(), content(*block, 2));
     }
 }
 
-/// Blocks of every kind in one leaf: nothing, written zeros, a word, a record, a part of a cluster.
+/// Blocks of every kind in one leaf: a hole, written zeros, a word, a record, a part of a cluster.
 fn kinds() -> (Arc<Volume>, Vec<Vec<u8>>) {
     let volume = volume();
     let mut channel = Arc::clone(&volume).channel();
@@ -143,14 +143,14 @@ fn a_flipped_bit_of_the_index_makes_no_other_content() {
     assert!(refused > 64 * 48, "{refused}");
 }
 
-/// A leaf that is not found, or that is taken out because its count is wrong, would read as zeros.
+/// A leaf that is not found, or is freed because its count is wrong, would read as zeros.
 #[test]
 fn a_flipped_bit_of_the_directory_loses_no_block() {
     for bit in 0..64 {
         let (volume, contents) = kinds();
         let mut channel = Arc::clone(&volume).channel();
         volume.damage_index(0, bit, true);
-        // As many go as make the damaged count that of an empty leaf.
+        // Discards as many blocks as make the damaged count that of an empty leaf.
         for block in (0..BLOCKS).rev() {
             let left = |at: u64| read(channel.as_mut(), at).unwrap() == contents[at as usize];
             if block < 16 || block % 64 == 0 {
@@ -165,7 +165,7 @@ fn a_flipped_bit_of_the_directory_loses_no_block() {
     }
 }
 
-/// Writing a damaged block anew mends it, and the cleaner gets along with what it was, although the
+/// Overwriting a damaged block repairs it, and the cleaner copes with its old entry, although the
 /// bytes of its record never count as dead.
 #[test]
 fn a_damaged_entry_is_mended_by_a_write() {

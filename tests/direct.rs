@@ -1,7 +1,7 @@
 //! The block device of a real daemon under random direct writes while the daemon is killed, and its
-//! file under requests of any size: each against a model, in each role.
+//! file under requests of any size: each compared with a model, in each role.
 //!
-//! Needs root, `/dev/fuse` and loop devices; else the tests say `skipped:` and why.
+//! Needs root, `/dev/fuse` and loop devices; otherwise the tests print `skipped:` and the reason.
 #![cfg(feature = "fuse")]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -27,10 +27,10 @@ const MIB: u64 = 1 << 20;
 /// Size of a volume.
 const SIZE: u64 = 16 * MIB;
 const BLOCKS: u64 = SIZE / BLOCK;
-/// How often a daemon is killed in each role.
+/// Number of kills in each role.
 const KILLS: u64 = 32;
 
-/// What a volume is.
+/// The role of a volume.
 #[derive(Clone, Copy, Debug)]
 enum Role {
     Memory,
@@ -45,7 +45,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// Nothing where there can be no device; says why.
+    /// Brings the volume up; `None`, with a message, where there can be no device.
     fn up(role: Role) -> Option<Self> {
         if let Err(why) = available(true) {
             println!("skipped: {why}");
@@ -58,7 +58,7 @@ impl Rig {
             File::create(&path).unwrap().set_len(size).unwrap();
             path.to_str().unwrap().to_owned()
         };
-        // Small enough that cleaning, eviction and writeback are killed, too.
+        // Small enough that kills also hit cleaning, eviction and writeback.
         let (log, backing) = (file("fast", 16 * MIB), file("slow", SIZE));
         let size = SIZE.to_string();
         let flags: Vec<&str> = match role {
@@ -82,13 +82,13 @@ impl Rig {
     }
 }
 
-/// A device or file whose requests go to the daemon as they are.
+/// Opens a device or file so that its requests reach the daemon unchanged.
 fn direct(path: &Path) -> File {
     let flags = OFlags::DIRECT.bits() as i32;
     OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).unwrap()
 }
 
-/// Numbers without order, the same in each run.
+/// A generator of random numbers, the same in each run.
 struct Random(u64);
 
 impl Random {
@@ -100,22 +100,22 @@ impl Random {
     }
 }
 
-/// The content of a block in a version; version 0 was never written.
+/// The content of a block in a version; version 0 is zeros.
 fn version_of(block: u64, version: u64) -> Vec<u8> {
     if version == 0 { vec![0; BLOCK as usize] } else { content(block, version) }
 }
 
-/// What the device should hold.
+/// The expected content of the device.
 struct Model {
     versions: Vec<u64>,
-    /// The newest version that was ever written.
+    /// The newest version written so far.
     newest: u64,
-    /// A write without an answer: it may be there or not, block by block.
+    /// A write without a reply: each of its blocks may be written or not.
     unanswered: Range<u64>,
 }
 
 impl Model {
-    /// Writes until the device is gone; how many writes were answered.
+    /// Writes until the device is gone; returns the number of acknowledged writes.
     fn write_until_gone(&mut self, device: &Path, random: &mut Random) -> u64 {
         let device = direct(device);
         for answered in 0.. {
@@ -135,7 +135,7 @@ impl Model {
         0
     }
 
-    /// Compares all that is there; takes what the last write has left of itself as it is.
+    /// Compares the whole device; accepts the blocks of the last write as they are.
     fn check(&mut self, device: &Path, round: u64) {
         let device = direct(device);
         let mut bytes = Buffer::new(MIB as usize);
@@ -194,7 +194,7 @@ fn kills_lose_nothing_of_a_log() {
     kills_lose_nothing(Role::Log);
 }
 
-/// Writes, punches, zeroes and reads of any size and place, on the file that the device is of.
+/// Writes, punches, zeroes and reads ranges of any size and offset, in the file behind the device.
 fn any_request_is_as_in_the_model(role: Role) {
     let Some(rig) = Rig::up(role) else { return };
     let directory = rig.sandbox.run_dir().join(format!("{}.fuse", rig.name));

@@ -1,5 +1,5 @@
-//! What documents say of the project is so: messages that they quote are in the program, links lead
-//! somewhere, the index is whole. Their commands are run by `tests/vm/tests/package.rs`.
+//! What documents say about the project is true: quoted messages are in the program, links have
+//! targets, the index is complete. `tests/vm/tests/package.rs` runs their commands.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ fn project() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// All documents, with their paths below the project.
+/// All documents, with their paths in the project.
 fn documents() -> Vec<(PathBuf, String)> {
     let directories =
         ["docs", "docs/notes"].map(|name| fs::read_dir(project().join(name)).unwrap());
@@ -21,7 +21,7 @@ fn documents() -> Vec<(PathBuf, String)> {
     documents.map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
 }
 
-/// The texts of a source file, each with `…` for what is filled in.
+/// The string literals of a source file, with `…` for each placeholder.
 fn texts(source: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut chars = source.chars().peekable();
@@ -29,7 +29,7 @@ fn texts(source: &str) -> Vec<String> {
     while let Some(c) = chars.next() {
         match (&mut open, c) {
             (None, '"') => open = Some(String::new()),
-            // Characters of code that hold a quotation mark.
+            // A character literal with a quotation mark.
             (None, '\'') if chars.peek() == Some(&'"') => {
                 chars.next();
             }
@@ -50,7 +50,7 @@ fn texts(source: &str) -> Vec<String> {
     found
 }
 
-/// The first cells of a document's tables that are quoted: messages.
+/// The quoted first cells of a document's tables: messages.
 fn quoted(text: &str) -> Vec<String> {
     let cells = text.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
     let quoted = cells.filter(|cell| cell.starts_with('`'));
@@ -73,7 +73,7 @@ fn messages_that_are_explained_exist() {
         known.extend(texts(&code.join("\n")));
     }
     let text = fs::read_to_string(project().join("docs/troubleshooting.md")).unwrap();
-    // The last table has what others say.
+    // The last table has messages of other programs.
     let ours = text.split("## What programs and the kernel say").next().unwrap();
     let messages = quoted(ours);
     assert!(messages.len() > 40, "{messages:?}");
@@ -86,7 +86,7 @@ fn messages_that_are_explained_exist() {
     assert!(!is_known("volume `…` has gone fishing"));
 }
 
-/// Flags that give data up are advised in one place, where tests look at what the advice says.
+/// Only one place advises flags that give data up, where tests check the advice.
 #[test]
 fn advice_that_loses_data_is_in_one_table() {
     let lossy = [
@@ -98,7 +98,7 @@ fn advice_that_loses_data_is_in_one_table() {
         "--force",
         "--wipe",
     ];
-    // What other programs are told, and what is said of a flag that was given in vain.
+    // Arguments for other programs, and messages about a useless flag.
     let others = ["--force", "--discard"];
     let of_flags = |text: &str| {
         ["leave out --", "is for ", "--log needs", "--export "]
@@ -131,7 +131,7 @@ fn texts_are_found_in_sources() {
     assert_eq!(quoted("| `a …` | b |\n| ``c `…` d`` | e |\n| f | g |\n"), ["a …", "c `…` d"]);
 }
 
-/// What a heading is called in a link.
+/// The anchor of a heading in links.
 fn anchor(heading: &str) -> String {
     let heading = heading.trim_start_matches('#').trim().to_lowercase();
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
@@ -177,7 +177,7 @@ fn the_index_lists_every_document() {
     }
 }
 
-/// Lines of the table that begins with `head`.
+/// The rows of the table that begins with `head`.
 fn rows_below<'a>(text: &'a str, head: &str) -> Vec<&'a str> {
     let from = text.find(head).unwrap_or_else(|| panic!("no table begins with {head:?}"));
     text[from..].lines().skip(2).take_while(|line| line.starts_with('|')).collect()

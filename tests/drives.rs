@@ -1,7 +1,8 @@
-//! Real drives: files, loop devices, file systems on them, and what other programs do to them.
+//! Real drives: files, loop devices, file systems on them, and other programs that use them.
 //!
-//! Most of it needs root and loop devices; where they are missing a test says `skipped:` and why.
-//! Every command has a time limit, and what was mounted or attached goes also when a test fails.
+//! Most tests need root and loop devices; where these are missing a test prints `skipped:` and the
+//! reason. Every command has a time limit, and mounts and attached devices are undone also if a
+//! test fails.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -62,8 +63,8 @@ impl Drop for Mounted {
     }
 }
 
-/// Opens a drive for ourselves. What looks at every new device (udev), or formats it, may hold it a
-/// moment.
+/// Opens a drive exclusively. Programs that scan every new device (udev), or format it, may hold it
+/// for a moment.
 #[track_caller]
 fn exclusive(path: &Path) -> FileDrive {
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -103,9 +104,9 @@ fn signature(path: &Path) -> Option<Signature> {
     Signature::of(&FileDrive::open(path, Access::ReadOnly).unwrap()).unwrap()
 }
 
-/// Has a drive until this process is killed.
+/// Holds a drive until this process is killed.
 fn hold(path: &Path) {
-    // With requests under way: what they hold ends a little after the process.
+    // With requests in flight: these hold the drive until a little after the process's end.
     let drive = Arc::new(exclusive(path));
     let mut ring = Ring::new(Arc::clone(&drive), 8).unwrap();
     let data = Arc::new(pattern(MIB as usize, 1));
@@ -117,11 +118,11 @@ fn hold(path: &Path) {
     std::thread::sleep(Duration::from_secs(60));
 }
 
-/// Takes every descriptor from this process, so that there is no io_uring; it must have no other
-/// tests in it.
+/// Makes the system refuse new descriptors to this process, so that there is no io_uring; no other
+/// test may run in the process.
 fn without_io_uring(path: &Path) {
     let drive = Arc::new(exclusive(path));
-    // What is open stays open.
+    // Open descriptors stay open.
     let limit = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
     let ring = Ring::new(drive, 8).unwrap();
@@ -130,8 +131,8 @@ fn without_io_uring(path: &Path) {
     println!("round done");
 }
 
-/// A process that has a drive, killed when dropped: this very program, in which the first of the
-/// tests below is the holder.
+/// A process that holds a drive, killed when dropped: this program, in which the first of the tests
+/// below is the holder.
 struct Holder(Child);
 
 impl Holder {
@@ -145,7 +146,7 @@ impl Holder {
             .unwrap();
         let mut holder = Self(child);
         let lines = BufReader::new(holder.0.stdout.take().unwrap()).lines();
-        // The helper ends by itself after a minute, and the lines with it.
+        // The helper ends on its own after a minute, and its output with it.
         assert!(lines.map_while(Result::ok).any(|l| l.starts_with("held")), "it never held it");
         holder
     }
@@ -169,7 +170,7 @@ fn a_file_belongs_to_one_process_until_that_is_gone() {
     let process = format!("process {}", holder.0.id());
     refused(&path, Access::Exclusive, &["is in use", &process, "end that first"]);
     FileDrive::open(&path, Access::ReadOnly).unwrap();
-    // Killed, not asked.
+    // Killed with SIGKILL.
     drop(holder);
     FileDrive::open(&path, Access::Exclusive).unwrap();
 }
@@ -194,7 +195,7 @@ fn a_device_belongs_to_one() {
     let process = format!("process {}", holder.0.id());
     refused(&device.0, Access::Exclusive, &["is in use", &process]);
     drop(holder);
-    // What it had asked for ends a little after it.
+    // Its requests end a little after the process.
     drop(device.open());
 
     ok(60, "mkfs.ext4", &["-q", "-F", node]);
@@ -224,7 +225,7 @@ fn read_only_devices_are_refused_and_can_be_looked_at() {
     assert_eq!(drive.write(0, &Buffer::new(4096)).unwrap_err().errno, 30);
 }
 
-/// Writes, reads, zeroes and flushes on a drive, and looks at what `image`, where it ends up, has.
+/// Writes, reads, zeroes and flushes on a drive, and checks the content of `image`, the file below.
 fn exercise(drive: &FileDrive, image: &Path) {
     let data = pattern(MIB as usize, 7);
     drive.write(MIB, &data).unwrap();
@@ -254,7 +255,7 @@ fn data_reaches_the_medium_directly_and_where_that_is_impossible() {
         assert!(drive.is_direct() && drive.device_number().is_some());
         assert_eq!(drive.size(), 64 * MIB);
         exercise(&drive, &image);
-        // The file gives the space back.
+        // The file system frees the file's space.
         let blocks = || std::os::unix::fs::MetadataExt::blocks(&fs::metadata(&image).unwrap());
         let before = blocks();
         drive.discard_hint(MIB + 512 * 1024, 512 * 1024);
@@ -264,7 +265,7 @@ fn data_reaches_the_medium_directly_and_where_that_is_impossible() {
     ok(60, "mkfs.ext4", &["-q", "-F", device.path()]);
     for (name, args, direct) in [
         ("ext4", vec![device.path()], Some(true)),
-        // Takes the flag since Linux 6.6.
+        // tmpfs supports the flag since Linux 6.6.
         ("tmpfs", vec!["-t", "tmpfs", "tmpfs"], None),
         ("ramfs", vec!["-t", "ramfs", "ramfs"], Some(false)),
     ] {
@@ -294,7 +295,7 @@ fn an_identity_shows_which_drive_it_is_and_whether_it_was_written() {
     assert!(matches!(empty.compare(&made), Match::Changed { .. }), "{:?}", empty.compare(&made));
     assert_eq!(made.compare(&identity(&device.0)), Match::Same);
 
-    // Looking changes nothing: on a device that can't be written, even by the journal.
+    // The check changes nothing: the device can't be written, not even by the journal.
     let mount = Mounted::new(&["-o", "ro,noload", device.path()], &here.join("point"));
     drop(mount);
     assert_eq!(made.compare(&identity(&device.0)), Match::Same);
@@ -308,7 +309,8 @@ fn an_identity_shows_which_drive_it_is_and_whether_it_was_written() {
         found => panic!("{found:?}"),
     }
 
-    // Through another device, it is the same; a copy is a copy; another drive is another.
+    // Through another device the drive is the same; a copy counts as a copy, another drive as
+    // another.
     let stored = Identity::decode(&used.encode()).unwrap();
     drop(device);
     let busy = Loop::on(&file(&here.join("other"), 64 * MIB), &[]);
@@ -342,7 +344,7 @@ fn known_content_is_found() {
         assert_eq!((found.kind.as_str(), found.label.as_deref()), ("ext4", Some("my disk")));
         assert!(found.uuid.is_some());
     }
-    // Also while it is ours.
+    // Also while this process holds it.
     let mine = device.open();
     assert_eq!(Signature::of(&mine).unwrap().unwrap().kind, "ext4");
     mine.zero(0, 64 * MIB).unwrap();
@@ -364,11 +366,11 @@ fn several_signatures_are_one_too() {
     let drive = FileDrive::open(&path, Access::Exclusive).unwrap();
     let mut block = Buffer::new(4096);
     drive.read(0, &mut block).unwrap();
-    // What ext2 is known by.
+    // The magic of ext2.
     block[1080..1082].copy_from_slice(&[0x53, 0xEF]);
     drive.write(0, &block).unwrap();
     let found = Signature::of(&drive).unwrap().unwrap();
-    // Some versions see through it.
+    // Some versions see through the fake ext2 magic.
     assert!(["several signatures", "swap"].contains(&found.kind.as_str()), "{found}");
 }
 
@@ -387,7 +389,7 @@ fn partitions_and_their_tables() {
     assert!(found.uuid.is_some());
 
     let device = Loop::on(&image, &[]);
-    // As the table says.
+    // As in the partition table.
     let parts =
         [1, 2].map(|n| device.part(n, ((n as u64 * 16 - 15) * MIB)..((n as u64 * 16 + 1) * MIB)));
     let part = |n: usize| parts[n - 1].node.clone();
@@ -398,12 +400,12 @@ fn partitions_and_their_tables() {
     assert_eq!(compared, Match::Moved { compared: 8 }, "another place with the same content");
     let id = StableId::of(&FileDrive::open(&part(1), Access::ReadOnly).unwrap());
     assert_eq!(id.kind(), IdKind::Loop, "{}", id.text());
-    // A loop device on those bytes is the same drive.
+    // A loop device on these bytes is the same drive.
     let same = Loop::on(&image, &["--offset", "1M", "--sizelimit", "16M"]);
     assert_eq!(one.compare(&identity(&same.0)), Match::Same);
     drop(same);
 
-    // The disk is not free while a part of it is used, and the other way round.
+    // The disk is not free while a part of it is in use, and vice versa.
     let mine = exclusive(&part(1));
     assert_eq!(mine.size(), 16 * MIB);
     refused(&device.0, Access::Exclusive, &["is in use"]);
@@ -418,7 +420,7 @@ fn partitions_and_their_tables() {
     drop(mount);
 }
 
-/// Waits for everything that the ring was given, all of which must go well.
+/// Waits for all submitted requests, which must succeed.
 fn settle(ring: &mut Ring) -> Vec<(u64, Option<Buffer>)> {
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut found = Vec::new();
@@ -430,8 +432,8 @@ fn settle(ring: &mut Ring) -> Vec<(u64, Option<Buffer>)> {
     found
 }
 
-/// Fills the first `len` bytes by many writes at once, flushes, reads everything back at once, and
-/// zeroes every other piece.
+/// Fills the first `len` bytes with many writes at once, flushes, reads everything back at once,
+/// and zeroes every other piece.
 fn ring_round(mut ring: Ring, len: u64) {
     const PIECE: u64 = 64 << 10;
     let data = Arc::new(pattern(len as usize, len));

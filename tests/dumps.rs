@@ -1,8 +1,8 @@
-//! Core dumps of a real daemon: nothing of the volume is in them, and they take no memory.
+//! Core dumps of a real daemon: they contain nothing of the volume, and take no memory.
 //!
-//! In a control group with a limit on memory: a dump that touched all of the memory files would
-//! take the machine's. Where there is no such group, or core dumps do not go to the directory of
-//! the process, every test says `skipped:` and why.
+//! The daemon runs in a control group with a memory limit: a dump that touched all of the memory
+//! files would take the machine's memory. Where there is no such group, or core dumps do not go to
+//! the directory of the process, every test prints `skipped:` and the reason.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -22,10 +22,10 @@ use support::group::Group;
 use support::sandbox::{Guard, Sandbox};
 
 const MIB: u64 = 1 << 20;
-/// What is written to the volume, and looked for in the dump.
+/// Written to the volume, and searched for in the dump.
 const MARKER: &[u8] = b"a secret that no core dump may have: ";
 
-/// A block that does not compress, with the marker in it.
+/// An incompressible block that contains the marker.
 fn secret(block: u64) -> Vec<u8> {
     let mut seed = (block + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let mut bytes: Vec<u8> = (0..4096)
@@ -40,7 +40,7 @@ fn secret(block: u64) -> Vec<u8> {
     bytes
 }
 
-/// A volume with secrets in it, its daemon and its memory holder.
+/// A volume with secrets, its daemon and its memory holder.
 struct Dumped {
     sandbox: Sandbox,
     daemon: Guard,
@@ -48,7 +48,7 @@ struct Dumped {
 }
 
 impl Dumped {
-    /// With what the kernel is to put into a dump, if that is not as the daemon has it.
+    /// Starts the daemon; `filter` replaces the daemon's own choice of mappings in a dump.
     fn new(group: &Group, filter: Option<&str>) -> Self {
         let sandbox = Sandbox::new();
         let up = ["up", "vol", "--size", "256M", "--export", "nbd", "--foreground"];
@@ -74,7 +74,7 @@ impl Dumped {
         Self { sandbox, daemon, memory_holder }
     }
 
-    /// Bytes of memory behind the volume's memory files.
+    /// Bytes of memory in the volume's memory files.
     fn memory(&self) -> u64 {
         let fds =
             fs::read_dir(format!("/proc/{}/fd", self.memory_holder.as_raw_nonzero())).unwrap();
@@ -82,7 +82,7 @@ impl Dumped {
         metas.filter(|meta| meta.is_file()).map(|meta| meta.blocks() * 512).sum()
     }
 
-    /// Has the daemon dump its core.
+    /// Makes the daemon dump its core.
     fn dump(&mut self) -> Vec<u8> {
         let pid = Pid::from_raw(i32::try_from(self.daemon.0.id()).unwrap()).unwrap();
         kill_process(pid, Signal::ABORT).unwrap();
@@ -95,7 +95,7 @@ impl Dumped {
     }
 }
 
-/// A group for one test; `None`, and says why, where there can be no dump.
+/// A group for one test; `None`, with a message, where there can be no dump.
 fn group(name: &str) -> Option<Group> {
     let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
     if pattern.trim() != "core" && pattern.trim() != "core.%p" {
@@ -122,7 +122,7 @@ fn a_core_dump_has_nothing_of_the_volume_and_takes_no_memory() {
     assert!(before > 64 * 4096);
 }
 
-/// Where memory is to be in dumps, to find a fault, that of the volume is not touched all the same.
+/// If dumps are to include memory, to find a fault, the volume's memory is left out all the same.
 #[test]
 fn memory_files_are_left_out_whatever_is_asked_for() {
     let Some(group) = group("asked") else { return };
@@ -167,7 +167,7 @@ fn the_memory_holder_leaves_the_memory_out_as_well() {
     let flags = flags_of_memory(daemon);
     assert!(flags.len() > 2 && flags.iter().all(is_out), "{flags:?}");
     sandbox.kill("vol");
-    // Where memory could be swapped out otherwise, the memory holder maps and locks it.
+    // Where memory could otherwise be swapped out, the memory holder maps and locks it.
     let mapped = flags_of_memory(memory_holder);
     assert!(mapped.iter().all(is_out), "{mapped:?}");
 }
@@ -185,7 +185,7 @@ fn processes_are_called_by_their_volumes() {
     let [daemon, memory_holder] =
         [sandbox.pid(name), memory_holder].map(|pid| pid.as_raw_nonzero().get());
     assert_eq!([comm(daemon), comm(memory_holder)], ["ztier:a-long-na", "zkeep:a-long-na"]);
-    // What a service manager goes by, and `ps -f` shows.
+    // The name that service managers and `ps -f` use.
     let line = fs::read_to_string(format!("/proc/{daemon}/cmdline")).unwrap();
     assert_eq!(line, format!("ztier\0daemon\0{name}\0"));
     sandbox.ztier(&["restart", name]).ok();

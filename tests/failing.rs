@@ -1,5 +1,5 @@
-//! Drives that fail: which one, what, where and why is told by `status`, `list`, `top`, metrics and
-//! the daemon's log; and what works again is used again, without advice that loses data.
+//! Failing drives: `status`, `list`, `top`, metrics and the daemon's log name the drive, operation,
+//! place and error. A drive that works again is used again, and no advice loses data.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -21,7 +21,7 @@ use support::sandbox::{Sandbox, eventually};
 
 const MIB: u64 = 1 << 20;
 
-/// A sandbox, and drives that fail on demand; nothing where that can't be.
+/// A sandbox, and drives that fail on demand; `None` where FUSE is missing.
 fn rig(drives: &[(&str, u64)]) -> Option<(Sandbox, FaultFs)> {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
         println!("skipped: no /dev/fuse, or not root");
@@ -40,7 +40,7 @@ fn connect(sandbox: &Sandbox) -> Disk {
     Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol")
 }
 
-/// Everything that tells of a volume says this of a drive.
+/// All displays of the volume report this about a drive.
 #[track_caller]
 fn all_say(sandbox: &Sandbox, parts: &[&str], role: &str) {
     let status = sandbox.ztier(&["status", "vol"]);
@@ -87,7 +87,7 @@ fn a_log_that_fails_once_is_named_with_reason_and_place() {
     let failure = &status["stats"]["drives"][0]["failures"][0];
     assert_eq!((&failure["errno"], &failure["count"]), (&5.into(), &1.into()), "{status}");
     assert_eq!(status["stats"]["health"], "degraded");
-    // What a command does is done all the same.
+    // A command does its work all the same.
     sandbox.ztier(&["drain", "vol"]).ok();
     drop(disk);
     sandbox.ztier(&["down", "vol"]).ok();
@@ -103,7 +103,7 @@ fn a_backing_store_that_is_full_or_unreadable_is_named() {
     let backing = path(&drives, "backing");
     let words = ["read failed (EIO: Input/output error) at byte 4194304", &backing];
     all_say(&sandbox, &words, "backing");
-    // As a file with holes on a file system without room.
+    // As a file with holes on a full file system.
     drives.fail("backing", Op::Write, Fault::Full);
     disk.write(0, &content(0, 1));
     disk.flush();
@@ -132,7 +132,7 @@ fn the_drive_of_a_read_cache_is_named() {
     sandbox.ztier(&["down", "vol"]).ok();
 }
 
-/// After an outage of the log's drive nothing is lost, and nothing advises to lose it.
+/// After an outage of the log's drive nothing is lost, and no advice would lose data.
 #[test]
 fn an_outage_of_the_log_that_passes_loses_nothing_and_advises_nothing_that_does() {
     let Some((sandbox, drives)) = rig(&[("log", 16 * MIB), ("backing", 8 * MIB)]) else { return };
@@ -159,7 +159,7 @@ fn an_outage_of_the_log_that_passes_loses_nothing_and_advises_nothing_that_does(
     let list = sandbox.ztier(&["list"]);
     careful(&format!("{list:?}"));
     drives.heal();
-    // Either way: it goes on by itself, or the next daemon has everything.
+    // In both cases: the volume goes on by itself, or the next daemon has everything.
     eventually("it goes on", || disk.flush_error() == 0);
     careful(&sandbox.ztier(&["status", "vol"]).out);
     assert_eq!(disk.read(0, BLOCK as usize), content(0, 2));
@@ -170,7 +170,7 @@ fn an_outage_of_the_log_that_passes_loses_nothing_and_advises_nothing_that_does(
     sandbox.ztier(&["down", "vol", "--drain"]).ok();
 }
 
-/// What can't be made durable outlives a restart in the middle of an outage.
+/// Data that can't be made durable survives a restart during an outage.
 #[test]
 fn a_restart_in_an_outage_keeps_what_is_not_durable() {
     let Some((sandbox, drives)) = rig(&[("log", 16 * MIB), ("backing", 8 * MIB)]) else { return };
@@ -193,7 +193,7 @@ fn a_restart_in_an_outage_keeps_what_is_not_durable() {
     let down = sandbox.ztier(&["down", "vol"]);
     down.refused(5, &["would lose data", "have the drive work again"]);
     sandbox.ztier(&["restart", "vol"]).refused(1, &["can't be made durable", "--force"]);
-    // The next daemon can't open the log yet: what is in memory stays.
+    // The next daemon can't open the log yet: the content of memory stays.
     let restart = sandbox.ztier(&["restart", "vol", "--force"]);
     assert_ne!(restart.status, 0, "{restart:?}");
     drives.heal();
@@ -205,7 +205,7 @@ fn a_restart_in_an_outage_keeps_what_is_not_durable() {
     sandbox.ztier(&["down", "vol", "--drain"]).ok();
 }
 
-/// The log's drive is away for longer than anything waits for it, and then the daemon is killed.
+/// The log's drive is away for longer than any wait for it, and then the daemon is killed.
 #[test]
 fn memory_outlives_a_daemon_killed_in_a_long_outage() {
     let Some((sandbox, drives)) = rig(&[("log", 16 * MIB), ("backing", 8 * MIB)]) else { return };
@@ -231,7 +231,7 @@ fn memory_outlives_a_daemon_killed_in_a_long_outage() {
     sandbox.ztier(&["down", "vol", "--drain"]).ok();
 }
 
-/// A spill file with holes on a file system that was full for a while.
+/// A spill file with holes on a file system that was full for a while is used again.
 #[test]
 fn a_spill_device_that_was_full_is_used_again_by_itself() {
     let Some((sandbox, drives)) = rig(&[("spill", 64 * MIB)]) else { return };

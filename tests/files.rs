@@ -1,5 +1,5 @@
-//! Files for logs and spill devices: `up` makes them for this user alone, removes them when the
-//! volume does not come up, and refuses those that other users can read.
+//! Files for logs and spill devices: `up` makes them for this user only, removes them if the volume
+//! does not come up, and refuses those that other users can read.
 #![allow(clippy::unwrap_used)]
 
 mod support {
@@ -23,7 +23,7 @@ fn chmod(path: impl AsRef<Path>, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-/// A place whose log is to be made, and the command for that.
+/// A place whose log does not exist yet, and the command that makes it.
 fn without_log(place: &Place) -> PathBuf {
     fs::remove_file(&place.log).unwrap();
     PathBuf::from(&place.log)
@@ -46,7 +46,7 @@ fn a_log_is_made_for_this_user_alone_and_goes_when_the_volume_does_not_come_up()
     let meta = fs::metadata(&log).unwrap();
     assert_eq!((meta.len(), meta.mode() & 0o777), (16 << 20, 0o600));
     place.sandbox.ztier(&["down", "vol"]).ok();
-    // A script can say so each time; a log that is there is never made anew.
+    // A script can pass the flag each time; an existing log is never made anew.
     up(&["--log-size", "16M"]).ok();
     place.sandbox.ztier(&["down", "vol"]).ok();
     up(&["--log-size", "32M"]).refused(2, &["is there already, and has 16M"]);
@@ -82,7 +82,7 @@ fn a_log_that_others_can_read_is_refused_by_up_and_restart() {
     }
     place.sandbox.ztier(&[&up[..], &["--allow-readable", "--save"]].concat()).ok();
     place.sandbox.ztier(&["down", "vol"]).ok();
-    // Saved settings know it.
+    // The saved settings include the log.
     place.sandbox.ztier(&["up", "vol"]).ok();
     place.sandbox.ztier(&["restart", "vol"]).ok();
     let other = place.sandbox.path().join("other");

@@ -1,7 +1,7 @@
 //! The FUSE + loop export against the real kernel: files, block device, ext4, errors, clean-up.
 //!
-//! Needs root, `/dev/fuse` and loop devices; where they are missing every test says `skipped:` and
-//! why. Every command has a time limit.
+//! Needs root, `/dev/fuse` and loop devices; where these are missing every test prints `skipped:`
+//! and the reason. Every command has a time limit.
 #![cfg(feature = "fuse")]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -26,13 +26,13 @@ use ztier::system::helper::Helper;
 
 const MIB: u64 = 1 << 20;
 
-/// A directory of its own for each test, and the options for an export in it.
+/// A directory for each test, and the options for an export in it.
 struct Place {
     dir: tempfile::TempDir,
 }
 
 impl Place {
-    /// `None`, and says why, where the export can't work.
+    /// `None`, with a message, where the export can't work.
     fn new(block_device: bool) -> Option<Self> {
         if let Err(why) = available(block_device) {
             println!("skipped: {why}");
@@ -68,7 +68,7 @@ impl Place {
 }
 
 impl Drop for Place {
-    /// What a failed test leaves must not get in the way of the others.
+    /// Leftovers of a failed test must not disturb others.
     fn drop(&mut self) {
         if std::thread::panicking() {
             for l in FuseLoop::planned(&self.options(true)) {
@@ -78,7 +78,7 @@ impl Drop for Place {
     }
 }
 
-/// The real program: this one has only tests.
+/// The real program: this binary has only tests.
 fn helper() -> Helper {
     Helper::Program(env!("CARGO_BIN_EXE_ztier").into())
 }
@@ -101,7 +101,7 @@ fn direct(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).custom_flags(flag).open(path).unwrap()
 }
 
-/// Memory at an address that O_DIRECT takes.
+/// Memory at an address that O_DIRECT accepts.
 struct Aligned {
     bytes: Vec<u8>,
     start: usize,
@@ -127,7 +127,7 @@ impl std::ops::DerefMut for Aligned {
     }
 }
 
-/// A plain memory device that keeps a record of its requests and can be told to fail.
+/// A plain memory device that records its requests and fails on demand.
 struct Recorder {
     data: Mutex<Vec<u8>>,
     seen: Mutex<Vec<String>>,
@@ -226,7 +226,7 @@ fn start_use_stop_leaves_nothing() {
     assert!(planned.iter().all(|l| left.contains(l)), "{planned:?} {left:?}");
     let link = place.path().join("dev/vol");
     assert_eq!(export.endpoints(), [link.to_str().unwrap()]);
-    // udev looks at each new device for a moment.
+    // udev opens each new device for a moment.
     let deadline = Instant::now() + Duration::from_secs(20);
     while !export.holders().is_empty() {
         assert!(Instant::now() < deadline, "{:?}", export.holders());
@@ -273,7 +273,7 @@ fn fio_verifies_writes_reads_and_trims_at_once() {
     }
     let mut export = FuseLoop::start(volume(128 * MIB), place.options(true)).unwrap();
     let file = format!("--filename={}", export.endpoints()[0]);
-    // Each job has its own part of the device: what is trimmed is not verified as written.
+    // Each job has its own part of the device: trimmed blocks would not verify as written.
     let out = ok(
         60,
         "fio",
@@ -423,7 +423,7 @@ fn the_file_takes_any_sizes() {
     }
     assert!(std::fs::read(&path).unwrap() == model);
 
-    // The ends of the file are those of a block device.
+    // The end of the file behaves as the end of a block device.
     assert_eq!(plain.write_at(&[1; 100], size - 10).unwrap(), 10);
     assert_eq!(plain.write_at(&[1; 100], size).unwrap_err().raw_os_error(), Some(28));
     assert_eq!(plain.read_at(&mut [0; 100], size - 10).unwrap(), 10);
@@ -540,8 +540,8 @@ fn stop_names_the_process_that_holds_it() {
     place.assert_nothing_left();
 }
 
-/// Something begins to hold the mount in the midst of a stop, and then there is no block device to
-/// be had: both are told, and the stop can be tried again.
+/// A process begins to use the mount during a stop, and then no block device can be made: both
+/// errors are reported, and the stop can be repeated.
 #[test]
 fn a_stop_that_fails_halfway_says_why() {
     use std::os::unix::fs::PermissionsExt;
@@ -596,7 +596,7 @@ fn a_mount_in_another_namespace_is_a_holder() {
     assert!(e.contains(&expected), "{e}");
     std::fs::remove_file(ready).unwrap();
     std::fs::remove_dir(mnt).unwrap();
-    // The namespace, and its mount, goes a moment after its last process.
+    // The namespace, and its mount, go a moment after its last process.
     let deadline = Instant::now() + Duration::from_secs(10);
     while let Err(e) = export.stop() {
         assert!(Instant::now() < deadline, "{e}");
@@ -626,8 +626,8 @@ fn serve_until_killed(dir: &Path) {
     std::thread::sleep(Duration::from_secs(120));
 }
 
-/// A process of its own that serves: this very program, in which the first of the tests below is
-/// the server.
+/// A separate process that serves: this program, in which the first of the tests below is the
+/// server.
 fn serve_in_child(place: &Place, delay_ms: u64) -> (Child, Vec<Leftover>) {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "after_kill_in_the_middle_of_io_everything_is_removed"])
@@ -689,7 +689,7 @@ fn after_kill_in_the_middle_of_io_everything_is_removed() {
     place.assert_nothing_left();
 }
 
-/// Waits until all threads have stopped: the one that takes the signal stops the others.
+/// Waits until all threads have stopped: the thread that takes the signal stops the others.
 fn await_stopped(child: &Child) {
     let tasks = format!("/proc/{}/task", child.id());
     let has_stopped = |task: PathBuf| {
@@ -710,7 +710,7 @@ fn a_server_that_hangs_is_cut_off() {
     let (mut child, left) = serve_in_child(&place, 0);
     kill_process(Pid::from_child(&child), Signal::STOP).unwrap();
     await_stopped(&child);
-    // The kernel takes the server for alive: this read would wait for ever.
+    // The kernel believes that the server is alive: this read would wait for ever.
     let mut reader = Command::new("dd")
         .args(["bs=1M", "count=1", "iflag=direct", "of=/dev/null"])
         .arg(format!("if={}", place.path().join("dev/vol").display()))

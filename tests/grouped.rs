@@ -1,5 +1,5 @@
-//! Daemons within a control group that limits their memory: what does not fit is refused, and what
-//! is accepted is not killed for lack of memory.
+//! Daemons in a control group with a memory limit: a volume that does not fit is refused, and an
+//! accepted one is not killed for lack of memory.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -42,7 +42,7 @@ impl Rig {
         finish(self.group.command(&self.sandbox.command(args)))
     }
 
-    /// `ztier up vol` with more flags.
+    /// Runs `ztier up vol` with more flags.
     fn up(&self, flags: &[&str]) -> Done {
         self.ztier(&[&["up", "vol", "--export", "nbd"], flags].concat())
     }
@@ -61,7 +61,7 @@ impl Rig {
         }
     }
 
-    /// The daemon that was there from the beginning is there still.
+    /// The first daemon is still alive.
     fn is_alive(&self) {
         let status = self.sandbox.status("vol");
         assert_eq!(status["restarts"], 0, "{status}");
@@ -83,7 +83,7 @@ fn a_limit_that_leaves_the_daemon_no_room_is_refused_in_every_role() {
         rig.up(&limit(much)).refused(2, &refused);
         rig.up(&limit("200M")).refused(2, &refused);
         rig.up(&limit(little)).ok();
-        // What another process asks for is measured by the daemon's own group.
+        // Requests of a process outside are measured by the daemon's own group.
         let set = |limit: &str| rig.sandbox.ztier(&["set", "vol", &format!("ram-limit={limit}")]);
         set(much).refused(2, &refused);
         set(little).ok();

@@ -1,4 +1,4 @@
-//! Volumes of the largest size, 16 TiB: their ends, what they take, and what discards give back.
+//! Volumes of the largest size, 16 TiB: their ends, their memory, and memory freed by discards.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -15,7 +15,7 @@ use support::sandbox::Sandbox;
 
 const SIZE: u64 = 16 << 40;
 
-/// Blocks at the ends and in between, some of which share a segment of the index and some not.
+/// Blocks at the ends and in between; some share a part of the index, others do not.
 fn blocks(size: u64) -> Vec<u64> {
     let last = size / BLOCK - 1;
     let between = (0..64).map(|i| i * 0x9e37_79b9 % last);
@@ -34,7 +34,7 @@ fn check(disk: &mut Disk, version: u64) {
     }
 }
 
-/// Writes, goes through a restart and a kill, and discards all of it.
+/// Writes, restarts, kills, and discards everything.
 fn works(sandbox: &Sandbox, size: u64) {
     let mut disk = connect(sandbox);
     assert_eq!(disk.size, size);
@@ -61,7 +61,7 @@ fn works(sandbox: &Sandbox, size: u64) {
 #[test]
 fn a_volume_in_memory_can_have_16_tib() {
     let sandbox = Sandbox::new();
-    // What an empty one takes is told by the refusal of less.
+    // The refusal of a smaller limit names the memory of an empty volume.
     let up = |limit| {
         let size = SIZE.to_string();
         let up = ["up", "vol", "--size", &size, "--export", "nbd", "--ram-limit", limit];
@@ -81,7 +81,7 @@ fn a_log_can_be_for_16_tib() {
     let path = |name: &str| sandbox.path().join(name).to_str().unwrap().to_owned();
     let (log, backing) = (path("fast"), path("slow"));
     File::create(&log).unwrap().set_len(64 << 20).unwrap();
-    // The largest file of ext4 has a block less.
+    // The largest file of ext4 is one block smaller.
     let file = File::create(&backing).unwrap();
     let sizes = [SIZE, SIZE - BLOCK];
     let Some(size) = sizes.into_iter().find(|size| file.set_len(*size).is_ok()) else {

@@ -1,4 +1,4 @@
-//! What a log had not made durable when its process died, and another one takes over: the real
+//! Changes that a log had not made durable when its process died, and their takeover: the real
 //! recovery and volume over memory files, and every refusal.
 #![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used)]
@@ -23,7 +23,7 @@ fn inherited(memory: &Memory) -> Memory {
     Memory::inherited(files.map(|(name, file)| (name, file.try_clone().unwrap())).collect())
 }
 
-/// A core without threads: dropped, it is a process that was killed.
+/// A core without threads: dropping it simulates a killed process.
 fn open(log: &RamDrive, epoch: u64, memory: &Memory) -> Result<Core, OpenError> {
     let kept = Kept::new(memory).unwrap();
     log::open(log, Options::default(), epoch, false, kept).map(|(core, _)| core)
@@ -61,7 +61,7 @@ fn what_was_not_flushed_is_there_after_a_death() {
     }
     core.discard(50, 10).unwrap();
     write(&mut core, 55, 255);
-    // Reserved, and never filled: its writer was not answered.
+    // Reserved, and never filled: the write was not acknowledged.
     let mut fills = Fills::default();
     core.reserve(7, Kind::Raw, (BLOCK as usize, 1234), &mut fills).unwrap();
     write(&mut core, 8, 88);
@@ -80,7 +80,7 @@ fn what_was_not_flushed_is_there_after_a_death() {
         };
         assert_eq!(read(&mut *channel, block), expected, "block {block}");
     }
-    // Nothing waits for the next process when it was closed in order.
+    // A log closed in order leaves nothing for the next process.
     drop(channel);
     volume.close().unwrap();
     assert!(Kept::new(&inherited(&memory)).unwrap().is_empty());
@@ -99,7 +99,7 @@ fn a_second_death_on_the_way_changes_nothing() {
         let mut core = open(&pair.log, epoch, &memory).unwrap();
         assert_eq!(core.recommitted(), 48 + (epoch - 2));
         write(&mut core, 20 + epoch, epoch as u8);
-        // The next write of a chunk has begun, and reached the drive or not.
+        // The next write of a chunk is in flight, and may have reached the drive or not.
         let command = core.next_command();
         if let (Some(command), true) = (command, epoch % 2 == 0)
             && let log::Op::Write(bytes, range) = command.op
@@ -132,10 +132,11 @@ fn memory_of_another_log_or_another_past_is_refused() {
     let none = RamDrive::new(4 << 20);
     assert_eq!(refused(&none), OpenError::NoLog);
 
-    // The log was opened without the memory meanwhile: what is in memory is of another past.
+    // The log was opened without the memory meanwhile: the memory belongs to another history.
     drop(open(&pair.log, 2, &Memory::default()).unwrap());
     assert_eq!(refused(&pair.log), OpenError::GoneOn);
-    // A damaged superblock is mended, and none of that has changed the memory: it can be given up.
+    // A damaged superblock is repaired, and none of that has changed the memory: it can be
+    // discarded.
     let next = inherited(&memory);
     let mut kept = Kept::new(&next).unwrap();
     assert!(!kept.is_empty());
@@ -151,7 +152,7 @@ fn a_log_that_lacks_what_was_durable_is_refused() {
     let mut core = open(&pair.log, 1, &memory).unwrap();
     write(&mut core, 1, 1);
     core.flush();
-    // The drive says that it has done everything, and does nothing.
+    // The drive reports success, and does nothing.
     while let Some(command) = core.next_command() {
         core.complete(command.id, &log::Outcome::Done);
     }

@@ -1,12 +1,12 @@
-//! A volume with a log whose daemon is killed again and again while fio writes, and fio's own
-//! verifier says whether all that it was told to be durable is there.
+//! A volume with a log whose daemon is killed again and again while fio writes; fio's own verifier
+//! then checks that all data reported durable is there.
 //!
-//! fio has a trigger for this, which stops its jobs before anything is killed. Here the daemon dies
-//! in the midst of writes; each job ends by the error and then saves its state, which knows its
-//! writes that were acknowledged. That is exact for jobs with one request in flight, so there are
-//! several of them: with more, fio takes an old write that is still in flight for a finished one.
-//! What is acknowledged is durable, because the volume syncs each write (`--sync`) or fio does
-//! (`O_DSYNC`). Each round has data of its own, so that what an earlier one left is no excuse.
+//! fio has a trigger for this, but it stops its jobs before the kill. Here the daemon dies during
+//! writes; each job ends with the error and then saves its state, which includes its acknowledged
+//! writes. That is exact for jobs with one request in flight, so there are several jobs: with more
+//! requests, fio mistakes an old write in flight for a finished one. Acknowledged data is durable,
+//! because the volume syncs each write (`--sync`) or fio does (`O_DSYNC`). Each round has different
+//! data, so that data of an earlier round does not pass.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -25,11 +25,11 @@ use support::disk::Disk;
 use support::sandbox::{Guard, Sandbox, eventually, finish, wait};
 use support::shell::missing;
 
-/// Jobs, each with a part of the volume of its own.
+/// Number of jobs, each with its own part of the volume.
 const JOBS: u64 = 4;
 /// Bytes of such a part: more than is ever written between two kills.
 const PART: u64 = 256 << 20;
-/// No round begins after this, unless it was asked for.
+/// No round begins after this time, unless `ZTIER_KILLS` sets the number of rounds.
 const TIME: Duration = Duration::from_secs(45);
 
 /// Bytes of a request in a round.
@@ -37,7 +37,7 @@ fn request(round: u64) -> u64 {
     if round % 5 == 4 { 32 << 10 } else { 4 << 10 }
 }
 
-/// How the volume is exported, and whether the volume or fio makes writes durable.
+/// The export of the volume, and whether the volume or fio makes writes durable.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     NbdSync,
@@ -70,7 +70,7 @@ impl Place {
             File::create(&path).unwrap().set_len(size).unwrap();
             path.to_str().unwrap().to_owned()
         };
-        // Full after a few rounds, so writeback and new laps are killed, too.
+        // Full after a few rounds, so that kills also hit writeback and new laps.
         let (log, backing) = (file("fast", 64 << 20), file("slow", JOBS * PART));
         let name = sandbox.device_name("kills");
         Self { sandbox, name, log, backing }
@@ -92,7 +92,7 @@ impl Place {
         self.sandbox.run_dir().join(format!("{}.nbd", self.name))
     }
 
-    /// fio's jobs of a round; to be run, or to be verified.
+    /// fio's jobs of a round, for a run or for verification.
     fn fio(&self, way: Way, round: u64, more: &[&str]) -> Command {
         let mut fio = Command::new("fio");
         fio.current_dir(self.sandbox.path()).stdin(Stdio::null());
@@ -119,13 +119,14 @@ impl Place {
     /// Blocks that fio's last run has written or read without an error.
     fn done(&self, direction: &str) -> u64 {
         let text = fs::read_to_string(self.sandbox.path().join("result")).unwrap();
-        // Errors of the jobs come first.
+        // Errors of the jobs precede the JSON.
         let json: Value = serde_json::from_str(&text[text.find("\n{").map_or(0, |at| at + 1)..])
             .unwrap_or_else(|e| panic!("{e}: {text}"));
         json["jobs"][0][direction]["io_bytes"].as_u64().unwrap() / 4096
     }
 
-    /// Lets fio write, and kills the daemon. Returns how many blocks fio takes to be durable.
+    /// Lets fio write, and kills the daemon. Returns the number of blocks that fio considers
+    /// durable.
     fn write_until_killed(&self, way: Way, round: u64) -> u64 {
         let mut fio = self.fio(way, round, &["--do_verify=0", "--verify_state_save=1"]);
         let mut fio = Guard(fio.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
@@ -138,7 +139,7 @@ impl Place {
         self.done("write")
     }
 
-    /// What fio finds wrong, and how many blocks it has looked at.
+    /// The errors that fio finds, or the number of verified blocks.
     fn verify(&self, way: Way, round: u64) -> Result<u64, String> {
         let verify = ["--verify_only", "--verify_state_load=1", "--verify_fatal=1"];
         let done = finish(self.fio(way, round, &verify));
@@ -146,7 +147,7 @@ impl Place {
     }
 }
 
-/// `ZTIER_KILLS` says how often; else 20 times, or as often as there is time for.
+/// `ZTIER_KILLS` sets the number of kills; by default 20, or as many as fit into the time.
 #[test]
 fn what_fio_was_told_to_be_durable_survives_kills() {
     if missing(&["fio"]) {
@@ -178,7 +179,7 @@ fn what_fio_was_told_to_be_durable_survives_kills() {
         (blocks, kills) = (blocks + durable, round + 1);
     }
     println!("{blocks} blocks of {kills} rounds were durable");
-    // And it would notice.
+    // Counter-check: fio detects lost data.
     let last = ways[((kills - 1) % ways.len() as u64) as usize];
     let other = place.verify(last, kills).unwrap_err();
     assert!(other.contains("verify"), "data of another round: {other}");

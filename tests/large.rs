@@ -1,4 +1,4 @@
-//! Large requests, which several threads serve together: the same bytes, the same errors, whichever
+//! Large requests, which several threads serve together: the same bytes and errors, whichever
 //! threads help.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -80,7 +80,7 @@ fn large_requests_of_several_threads_keep_their_bytes() {
     });
     volume.close();
     volume.audit().unwrap();
-    // After the helpers have gone it still works.
+    // It still works after the helpers have gone.
     let mut channel = Arc::clone(&volume).channel();
     let mut buf = vec![0; 4 * MIB as usize];
     submit(&mut *channel, Request::Read { offset: 0, buf: &mut buf }).unwrap();
@@ -116,7 +116,7 @@ fn what_does_not_fit_and_what_is_damaged_is_told() {
     volume.audit().unwrap();
 }
 
-/// Bytes behind a lock, that can't be moved from `broken` on.
+/// Bytes behind a lock; moving fails from `broken` on.
 struct Elsewhere {
     bytes: Mutex<Vec<u8>>,
     broken: usize,
@@ -241,7 +241,7 @@ fn no_thread_helps_any_more_when_one_has_panicked() {
     let mut channel = Arc::clone(&volume).channel();
     let (panics, begun, done) = (0.into(), 0.into(), 0.into());
     let own = std::thread::current().id();
-    // Leaked, because where this fails a helper still uses it.
+    // Leaked, because a helper still uses it if the test fails.
     let mover: &'static _ = Box::leak(Box::new(Treacherous { own, panics, begun, done }));
     let load = Load { way: Way::In, offset: 0, len: least, mover };
     let mut scratch = vec![0; least];
@@ -249,7 +249,7 @@ fn no_thread_helps_any_more_when_one_has_panicked() {
     assert!(catch_unwind(ship).is_err());
     let [begun, done] = [&mover.begun, &mover.done].map(|n| n.load(Ordering::Relaxed));
     assert_eq!(begun, done, "a helper is still at it");
-    // The next one is helped with again.
+    // Helpers take part in the next request again.
     let bytes = Mutex::new(vec![9; least]);
     let mover = &Elsewhere { bytes, broken: usize::MAX };
     let load = Load { way: Way::In, offset: 0, len: least, mover };
@@ -264,9 +264,9 @@ fn no_thread_helps_any_more_when_one_has_panicked() {
 #[test]
 fn as_many_threads_as_may_serve_find_a_place() {
     let volume = volume(16 * MIB, 64 * MIB);
-    // Has the thread that recompresses take its place.
+    // Makes the recompression thread take its place.
     volume.recompress().unwrap();
-    // One more looks in when a daemon leaves.
+    // One more thread joins when a daemon leaves.
     let threads = 0..=MOST_THREADS;
     let mut channels: Vec<_> = threads.map(|_| Arc::clone(&volume).channel()).collect();
     for channel in &mut channels {

@@ -1,6 +1,5 @@
-//! A drive in use is refused by any other path to it: loop devices, partitions, other names and
-//! nodes, in any order, for drives and for volumes. The record of a backing store is found by any
-//! path.
+//! A drive in use is refused by any other path: loop devices, partitions, other names and nodes, in
+//! any order, for drives and for volumes. The record of a backing store is found by any path.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -36,7 +35,7 @@ fn file(path: &Path, size: u64) -> PathBuf {
     path.to_owned()
 }
 
-/// Opens a drive for ourselves. What looks at every new device (udev) may hold it a moment.
+/// Opens a drive exclusively. Programs that scan every new device (udev) may hold it for a moment.
 #[track_caller]
 fn exclusive(path: &Path) -> FileDrive {
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -80,7 +79,7 @@ impl Drop for Mounted {
     }
 }
 
-/// A name of something, removed when dropped.
+/// Another name of a file or device, removed when dropped.
 struct Name(PathBuf);
 
 impl Drop for Name {
@@ -89,7 +88,7 @@ impl Drop for Name {
     }
 }
 
-/// What is in the way between a drive and a file; dropped from the last one on.
+/// The layers between a drive and a file; dropped from the last one on.
 #[derive(Default)]
 struct Way(Vec<Box<dyn Any>>);
 
@@ -99,12 +98,13 @@ impl Drop for Way {
     }
 }
 
-/// The ways: each ends at all of the file, or at a part of it.
+/// The paths: each ends at all of the file, or at a part of it.
 const WAYS: [&str; 7] =
     ["loop", "loop loop", "part", "part loop", "node", "link loop", "bind loop"];
 
 impl Way {
-    /// Goes along a way to `path`, in a directory of its own; what to open at its end.
+    /// Builds the layers `steps` on `path`, in its own directory; returns the path to open at the
+    /// end.
     fn to(path: &Path, steps: &str, dir: &Path) -> (Self, PathBuf) {
         fs::create_dir_all(dir).unwrap();
         let (mut way, mut at) = (Self::default(), path.to_owned());
@@ -120,7 +120,7 @@ impl Way {
                     way.0.push(Box::new(device));
                     way.add(part.node.clone(), part)
                 }
-                // Another node of a loop device.
+                // Another device node of a loop device.
                 "node" => {
                     let device = Loop::on(&at, &[]);
                     let node = dir.join(format!("node{n}"));
@@ -166,10 +166,10 @@ fn a_file_belongs_to_one_whatever_way_it_is_reached() {
         let (way, end) = Way::to(&image, steps, &here.join("one"));
         refused(&end, &["given twice to this command"]);
         drop(mine);
-        // The other way first; a loop device is on the file in any case.
+        // The other path first; a loop device is on the file in any case.
         let mine = exclusive(&end);
         refused(&image, &["loop device", "/dev/loop"]);
-        // By another way of the same kind, and by all others.
+        // By another path of the same kind, and by all others.
         for other in WAYS {
             let (other, end) = Way::to(&image, other, &here.join("two"));
             refused(&end, &[]);
@@ -228,7 +228,7 @@ fn parts_that_are_apart_belong_to_several() {
     drop(mine);
 }
 
-/// Mounts and swap on any layer count.
+/// Mounts and swap on any layer count as use.
 #[test]
 fn a_mount_or_swap_on_a_layer_is_named() {
     if lacks_loops(&["mkfs.ext4", "mkswap", "swapon", "swapoff"]) {
@@ -315,13 +315,13 @@ fn a_drive_of_a_volume_is_not_had_again_by_another_way() {
     drop(disk);
     place.sandbox.ztier(&["down", "vol"]).ok();
 
-    // The volume is above the layers, and the file below is asked for.
+    // The volume is on top of the layers, and the second one names the file below.
     let logs = Way::to(Path::new(&log), "loop loop", &place.sandbox.path().join("log"));
     let backs = Way::to(Path::new(&backing), "node", &place.sandbox.path().join("back"));
     let (log_end, back_end) = (logs.1.to_str().unwrap(), backs.1.to_str().unwrap());
     let up = ["up", "vol", "--export", "nbd", "--backing", back_end, "--log", log_end];
     place.sandbox.ztier(&up).ok();
-    // It is the same backing store as before.
+    // The backing store is the same as before.
     assert_eq!(place.connect().read(0, BLOCK as usize), content(0, 1));
     let before = uuid(&log);
     second(&place, &["--backing", other, "--log", &log]).refused(4, &[&log, "loop device", volume]);
@@ -332,7 +332,7 @@ fn a_drive_of_a_volume_is_not_had_again_by_another_way() {
     let says = [end, "by way of", &log, volume];
     second(&place, &["--backing", other, "--log", end]).refused(4, &says);
     assert!(uuid(&log) == before);
-    // A process that was killed has nothing any more.
+    // A killed process holds nothing any more.
     place.sandbox.kill_both("vol");
     place.sandbox.ztier(&["down", "vol", "--discard"]).ok();
     drop(_way);
@@ -363,12 +363,12 @@ fn one_thing_is_not_log_and_backing_store_at_once() {
     let both = ["--backing", disk.path(), "--log", one.path()];
     second(&place, &both).refused(2, &["at once", disk.path()]);
     assert!(fs::read(&image).unwrap().iter().all(|b| *b == 0), "nothing was written");
-    // Two partitions of it are two drives.
+    // Two partitions of the disk are two drives.
     second(&place, &["--backing", one.path(), "--log", two.path()]).ok();
     place.sandbox.ztier(&["down", "two", "--drain"]).ok();
 }
 
-/// At most one of two comes up.
+/// At most one of two volumes comes up.
 #[test]
 fn of_two_that_come_at_once_by_two_ways_one_comes_up() {
     if lacks_loops(&[]) {
@@ -382,7 +382,7 @@ fn of_two_that_come_at_once_by_two_ways_one_comes_up() {
     for round in 0..6 {
         let log = file(&place.sandbox.path().join(format!("log{round}")), 16 * MIB);
         let dir = place.sandbox.path().join("way");
-        // Two loop devices on a file, or one that is on the other.
+        // Two loop devices on a file, or one on the other.
         let (first, one) = Way::to(&log, "loop", &dir);
         let (second, two) = Way::to(if round % 2 == 0 { &log } else { &one }, "loop", &dir);
         let ends = [one.to_str().unwrap(), two.to_str().unwrap()];
@@ -411,7 +411,7 @@ fn of_two_that_come_at_once_by_two_ways_one_comes_up() {
     }
 }
 
-/// A loop device appears between the two: no order lets both in.
+/// A loop device appears between the two: no order admits both.
 #[test]
 fn a_file_and_what_comes_above_it_meanwhile_meet_at_its_lock() {
     if lacks_loops(&[]) {
@@ -452,13 +452,13 @@ fn what_a_backing_store_lacks_is_known_whatever_way_it_is_given() {
         let end = end.to_str().unwrap();
         let bare = ["--backing", end, "--ram-limit", "0"];
         second(&place, &bare).refused(5, &[end, "lacks what its log on", &place.log]);
-        // With its log it is what it was; not a copy of that.
+        // With its log it is the same backing store, not a copy.
         let up = ["up", "vol", "--export", "nbd", "--backing", end, "--log", &place.log];
         place.sandbox.ztier(&up).ok();
         assert_eq!(place.connect().read(0, BLOCK as usize), content(0, 1), "{steps}");
         place.sandbox.ztier(&["down", "vol"]).ok();
     }
-    // A part of it lacks the same; so may the whole of which it is a part.
+    // A part of it lacks the same data; so may the whole disk of which it is a part.
     let disk = Loop::on(Path::new(&place.backing), &[]);
     let part = disk.part(1, MIB..4 * MIB);
     let bare = ["--backing", part.path(), "--ram-limit", "0"];
@@ -483,7 +483,7 @@ fn what_a_backing_store_lacks_is_known_whatever_way_it_is_given() {
     second(&place, &whole).refused(5, &[disk.path(), "has bytes of", part.path(), "lacks", log]);
 }
 
-/// A volume above another one's device, which is a loop device on a file of its FUSE file system.
+/// A volume on another one's device, which is a loop device on a file of its FUSE file system.
 #[test]
 fn a_volume_may_be_above_another_and_lets_go_of_it() {
     if let Err(why) = ztier::export::fuse::available(true) {
@@ -504,7 +504,7 @@ fn a_volume_may_be_above_another_and_lets_go_of_it() {
     disk.write(0, &content(0, 1));
     disk.flush();
     drop(disk);
-    // Neither the device nor what is below the volume below it.
+    // Neither the device nor the file below the lower volume.
     second(&place, &["--backing", device, "--ram-limit", "0"]).refused(4, &["volume `vol`"]);
     let named = format!("volume `{name}`");
     second(&place, &["--backing", &place.backing, "--ram-limit", "0"]).refused(4, &[&named]);

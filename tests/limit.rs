@@ -1,7 +1,7 @@
-//! The limit that adapts, on a simulated machine: what it comes to, how fast, and that it stays.
+//! The adaptive limit on a simulated machine: its final value, its speed, and its stability.
 //!
-//! The machine has some memory, which a heap, a volume and the page cache share. Files and the
-//! volume's data are asked for at some rate, and what has no room is missed by one of three laws.
+//! The machine's memory is shared by a heap, a volume and the page cache. Files and the volume's
+//! data are accessed at some rate, and the misses follow one of three laws.
 #![allow(clippy::unwrap_used)]
 
 mod support {
@@ -23,14 +23,14 @@ use ztier::stats::CacheStats;
 const MIB: u64 = 1 << 20;
 const PAGE: f64 = 4096.0;
 
-/// Which part of what is asked for is missed when `room` of `wanted` bytes are in memory.
+/// The share of accesses that miss if `room` of `wanted` bytes are in memory.
 #[derive(Clone, Copy)]
 enum Law {
-    /// All is asked for as often as all else.
+    /// All data is accessed equally often.
     Even,
-    /// Some of it is asked for more often.
+    /// Some data is accessed more often.
     Skewed,
-    /// Round and round: as long as not all has room, all is missed.
+    /// A cyclic scan: every access misses until all data has room.
     Loop,
 }
 
@@ -45,15 +45,15 @@ impl Law {
     }
 }
 
-/// Something that wants memory.
+/// A consumer of memory.
 #[derive(Clone, Copy)]
 struct Load {
-    /// Bytes.
+    /// Bytes wanted.
     wanted: u64,
-    /// Pages or blocks asked for in a second.
+    /// Pages or blocks accessed in a second.
     rate: f64,
     law: Law,
-    /// What one that is missed takes.
+    /// Cost of a miss.
     cost_ns: f64,
 }
 
@@ -68,17 +68,17 @@ struct World {
     data: Load,
     limit: u64,
     used: u64,
-    /// Bytes that come to a volume in a second at most.
+    /// Limit on the bytes that a volume gains in a second.
     fill: u64,
     sample: Sample,
     controller: Controller,
     now: u64,
     limits: Vec<u64>,
-    /// How often stored data was to be compressed more.
+    /// Number of requests to recompress stored data.
     recompresses: u32,
-    /// Whether the machine itself is short of memory when files are missed.
+    /// Whether the machine itself is short of memory when files miss.
     is_short: bool,
-    /// Reads of files that wait in the disk's queue at the same time.
+    /// Reads of files that are in the disk's queue at the same time.
     together: f64,
     reason: Reason,
 }
@@ -137,7 +137,7 @@ impl World {
         self.total.saturating_sub(self.heap + self.used)
     }
 
-    /// A second passes, and the controller decides. `noise` is what counters are multiplied by.
+    /// A second passes, and the controller decides. `noise` multiplies the counters.
     fn second(&mut self, noise: f64) {
         self.now += 1;
         let target = self.data.wanted.min(self.limit);
@@ -189,7 +189,7 @@ impl World {
         self
     }
 
-    /// Times that the limit went the other way than before, since `from`.
+    /// Number of times that the limit changed direction since `from`.
     fn turns(&self, from: usize) -> usize {
         let steps = self.limits[from..].windows(2).map(|pair| pair[1].cmp(&pair[0]));
         let ways: Vec<_> = steps.filter(|way| way.is_ne()).collect();
@@ -199,7 +199,7 @@ impl World {
 
 /// A file of twice the machine's memory, read over and over.
 const HUNGRY: Load = Load { wanted: 1024 * MIB, rate: 20_000.0, law: Law::Even, cost_ns: 50_000.0 };
-/// Data that no request asks for.
+/// Data without accesses.
 const COLD: Load = Load { wanted: 200 * MIB, ..NONE };
 
 #[test]
@@ -235,7 +235,7 @@ fn files_that_all_have_room_take_nothing() {
     assert!(world.limits.iter().all(|limit| *limit == 128 * MIB), "{}", world.reason);
 }
 
-/// A file that is read far ahead has a thousand requests in the disk's queue, each of which counts
+/// A file with large readahead has a thousand requests in the disk's queue, each of which counts
 /// all of its time there. The reader does not wait a thousand times for them.
 #[test]
 fn what_many_requests_wait_for_at_once_is_waited_for_once() {
@@ -259,7 +259,8 @@ fn what_control_groups_miss_for_want_of_their_own_memory_takes_nothing() {
     assert!(world.limits.iter().all(|limit| *limit == 128 * MIB), "{}", world.reason);
 }
 
-/// Neither has all it wants: memory goes where it is missed more, until it is missed as much.
+/// Neither has all the memory it wants: memory goes to the one with the higher cost of misses,
+/// until both costs are equal.
 #[test]
 fn two_that_want_memory_meet_where_they_wait_as_long() {
     for law in [Law::Even, Law::Skewed] {
@@ -283,7 +284,8 @@ fn two_that_want_memory_meet_where_they_wait_as_long() {
     }
 }
 
-/// The worst for any controller: each is happy with all it wants, and missed altogether with less.
+/// The worst case for any controller: each load is satisfied with all it wants, and misses
+/// everything with less.
 #[test]
 fn two_loops_that_do_not_fit_together_make_it_turn_round_ever_more_seldom() {
     let mut world = World::new(Role::Spills);
@@ -322,7 +324,7 @@ fn when_the_neighbour_has_gone_what_is_missed_comes_back() {
         world.data = Load { rate: 3000.0, wanted: 180 * MIB, ..world.data };
         world.run(30);
         assert!(world.limit >= 170 * MIB, "{role:?}: {} {}", world.limit / MIB, world.reason);
-        // The neighbour comes back: the controller notices again.
+        // The neighbour comes back: the controller detects it again.
         (world.files, world.data) = (HUNGRY, COLD);
         world.run(90);
         assert_eq!(world.limit, world.bounds.min_bytes, "{role:?}: {}", world.reason);
@@ -336,7 +338,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// One of a drive of noise, which does not shrink.
+    /// A reader of a drive of incompressible noise.
     fn of(drive: &RamDrive) -> Self {
         let mut reader = Self { blocks: drive.size() / 4096, at: 1 };
         let mut block = [0; 4096];
@@ -362,7 +364,7 @@ impl Reader {
     }
 }
 
-/// It is the real cache that says whether it is full.
+/// The real cache reports whether it is full.
 #[test]
 fn copies_that_gave_way_to_the_least_come_back_when_misses_are_dear() {
     let drive = Arc::new(RamDrive::new(48 * MIB));
@@ -380,7 +382,7 @@ fn copies_that_gave_way_to_the_least_come_back_when_misses_are_dear() {
         for second in 120..180 {
             reader.read(&cached, 500);
             let ours = Ours::of_copies(&cached.stats());
-            // As of a disk with platters.
+            // As for a rotating disk.
             world.sample.ours = Ours { miss_ns: ours.misses * 8_000_000, ..ours };
             let now = Duration::from_secs(second + 1);
             let decision = world.controller.decide(now, &world.sample, &world.bounds);
@@ -392,13 +394,13 @@ fn copies_that_gave_way_to_the_least_come_back_when_misses_are_dear() {
     }
 }
 
-/// What a volume reads of a disk is counted there, at the partition and at what is above it, and is
-/// no wait for files at any of them.
+/// A volume's reads of a disk are counted there, at the partition and at the devices above it, and
+/// count as waits for files at none of them.
 #[test]
 fn own_reads_of_a_partition_are_not_what_files_wait_for() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: String| fs::write(dir.path().join(name), text).unwrap();
-    // So many reads of a page since the start, and the milliseconds that they took.
+    // Total reads of a page each since the start, and their total milliseconds.
     let line = |name: &str, reads: u64, ms: u64| {
         format!("8 0 {name} {reads} 0 {} {ms} 0 0 0 0 0 {ms} {ms}\n", reads * 8)
     };
@@ -443,7 +445,8 @@ fn a_heap_that_grows_finds_the_floor_held() {
         for _ in 0..40 {
             world.heap += 10 * MIB;
             world.run(1);
-            // It can be seen only afterwards, so one step is in use before that is given up.
+            // The shortage shows only afterwards, so one step is in use before the limit gives it
+            // back.
             let held =
                 world.available() + 10 * MIB >= floor || world.limit == world.bounds.min_bytes;
             assert!(held, "{role:?}: {} available", world.available() / MIB);
@@ -453,7 +456,7 @@ fn a_heap_that_grows_finds_the_floor_held() {
         let there = world.limit;
         world.run(300);
         assert!(world.turns(world.limits.len() - 300) == 0, "{role:?}");
-        // What is missed is not taken from the heap, and comes back when that has gone.
+        // Missing memory is not taken from the heap, and comes back when the heap has gone.
         assert!(matches!(world.reason, Reason::NoRoom { .. }), "{role:?}: {}", world.reason);
         assert_eq!(world.limit, there);
         world.heap = 64 * MIB;
@@ -462,14 +465,15 @@ fn a_heap_that_grows_finds_the_floor_held() {
     }
 }
 
-/// With swap, memory that is taken frees more than it takes: that little is available is no reason.
+/// With swap, growth frees more memory than it takes: little available memory is no reason against
+/// it.
 #[test]
 fn swap_grows_though_nothing_is_available() {
     let mut world = World::new(Role::SpillsSwap);
     world.limit = 16 * MIB;
     world.heap = 500 * MIB;
     world.data = Load { wanted: 200 * MIB, rate: 5000.0, law: Law::Loop, cost_ns: 150_000.0 };
-    // The little that there is of files is missed, too.
+    // The few file pages miss, too.
     world.files = Load { wanted: 20 * MIB, rate: 200.0, law: Law::Even, cost_ns: 100_000.0 };
     world.run(30);
     assert!(world.limit >= 200 * MIB, "{} {}", world.limit / MIB, world.reason);
@@ -488,7 +492,7 @@ fn what_has_no_other_place_may_take_what_others_leave() {
     world.run(5);
     let floor = Controller::floor(&world.sample.machine);
     assert_eq!(world.limit, world.total - world.heap - floor, "{}", world.reason);
-    // However little there is: what is stored stays.
+    // However little memory is available: stored data stays.
     world.heap = 500 * MIB;
     world.run(60);
     assert!(world.limit >= world.used && world.used == 100 * MIB);
@@ -506,7 +510,7 @@ fn what_has_no_other_place_is_compressed_now_and_then_while_memory_is_missed() {
     assert_eq!(world.recompresses, 10);
 }
 
-/// Whatever a machine does not tell, nothing is made of it.
+/// The controller draws no conclusion from figures that a machine does not provide.
 #[test]
 fn what_is_missing_moves_nothing() {
     let forget: [fn(&mut Machine); 2] = [
@@ -527,7 +531,7 @@ fn what_is_missing_moves_nothing() {
         }
         assert!(world.limits.iter().all(|limit| *limit == 200 * MIB), "{}", world.reason);
     }
-    // Without the time of a read, one is assumed; without scans, refaults are believed.
+    // Without the time of a read, one is assumed; without scans, refaults count as they are.
     let mut world = World::new(Role::Copies);
     (world.files, world.data) = (HUNGRY, COLD);
     (world.sample.machine.disk_reads, world.sample.machine.scanned) = (None, None);
@@ -591,8 +595,8 @@ prop_compose! {
 }
 
 proptest! {
-    /// Whatever is sampled, also nonsense: the limit is inside the bounds, and where data has no
-    /// other place it is not below what that takes.
+    /// For any sample, also a nonsensical one: the limit is within its bounds, and where data has
+    /// no other place the limit is not below its size.
     #[test]
     fn a_limit_is_always_one_that_can_be(
         samples in prop::collection::vec((machines(), volumes(), 0..20_000u64), 1..40),

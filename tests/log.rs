@@ -1,4 +1,4 @@
-//! A volume with a log, as its users meet it: the commands, refusals, kills of the daemon.
+//! A volume with a log, as users see it: the commands, refusals, kills of the daemon.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -31,7 +31,7 @@ fn the_backing_store_is_the_volume_before_and_after() {
     disk.flush();
     drop(disk);
     assert_eq!(place.log_of("vol")["clean"], false);
-    // A log at work cannot be verified: it would be another one at the end than at the begin.
+    // A log in use cannot be verified, as it changes during the check.
     let check = place.sandbox.ztier(&["log", "check", &place.log]);
     check.refused(4, &["fast", "is in use", "volume `vol`"]);
     let out = place.sandbox.ztier(&["drain", "vol"]).ok();
@@ -46,7 +46,7 @@ fn the_backing_store_is_the_volume_before_and_after() {
     assert!(check.contains("log closed in order: 0 changes"), "{check}");
 }
 
-/// A process that waits for the lock, as `ztier down` does, means to use the drives next.
+/// A process that waits for the lock, as `ztier down` does, wants to use the drives next.
 #[test]
 fn the_drives_are_let_go_before_the_lock() {
     let place = Place::new();
@@ -56,7 +56,7 @@ fn the_drives_are_let_go_before_the_lock() {
         place.write_one_by_one(16);
         let open = format!("/proc/{}/fd", place.sandbox.pid("vol").as_raw_nonzero());
         let drives = || {
-            // The process may have ended, which is as well.
+            // The process may have ended, which is fine as well.
             let files = fs::read_dir(&open).into_iter().flatten().flatten();
             let files = files.filter_map(|file| fs::read_link(file.path()).ok());
             files
@@ -76,7 +76,7 @@ fn the_drives_are_let_go_before_the_lock() {
     }
 }
 
-/// What a writer has asked for: the version of each block that a flush covers, and newer ones.
+/// The writer's requests: the version of each block that a flush covers, and newer ones.
 struct Asked {
     flushed: Vec<u64>,
     newer: Vec<Vec<u64>>,
@@ -84,7 +84,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// Every block has its flushed version or a newer one, whole; that is where it goes on.
+    /// Every block is complete, with its flushed version or a newer one; that is the new state.
     fn check(&mut self, disk: &mut Disk) {
         for block in 0..BLOCKS {
             let found = disk.read(block * BLOCK, BLOCK as usize);
@@ -133,7 +133,7 @@ fn write_until_killed(mut disk: Disk, asked: &Mutex<Asked>, round: u64) {
     }
 }
 
-/// `ZTIER_KILLS` says how often.
+/// `ZTIER_KILLS` sets the number of kills.
 #[test]
 fn what_was_flushed_survives_kills_in_the_midst_of_writes() {
     let place = Place::new();
@@ -150,7 +150,7 @@ fn what_was_flushed_survives_kills_in_the_midst_of_writes() {
             std::thread::sleep(Duration::from_millis(5 + round * 79 % 300));
             place.sandbox.kill("vol");
         });
-        // As if the machine had gone down: what was in memory is lost.
+        // Simulates a failure of the machine: the content of memory is lost.
         place.sandbox.ztier(&["down", "vol", "--discard"]).ok();
     }
     assert!(asked.lock().unwrap().version > kills);
@@ -204,7 +204,7 @@ fn a_log_serves_only_its_own_backing_store_as_it_left_it() {
         assert!(down.err.contains(part), "{part:?} is missing in {down:?}");
     }
     assert_eq!(down.ok(), "vol is down\n");
-    // The log holds data: it is not made anew, and serves no other drive.
+    // The log holds data: it is not formatted, and serves no other backing store.
     let format = ["log", "format", log, "--backing", backing];
     place.sandbox.ztier(&format).refused(5, &["holds data of its volume", "--force"]);
     place.sandbox.ztier(&[&format[..], &["--wipe"]].concat()).refused(5, &["holds data"]);
@@ -221,7 +221,7 @@ fn a_log_serves_only_its_own_backing_store_as_it_left_it() {
     file.write_at(&[1; 16], 5).unwrap();
     let drives = ["--backing", backing, "--log", log];
     up(&drives).refused(5, &["was changed", "newer data", "superblock of ext4"]);
-    // The bytes are as they were, and still the backing store was written.
+    // The bytes are the same, but the backing store was written.
     file.write_at(&[0; 16], 5).unwrap();
     let changed = up(&drives);
     if changed.status == 0 {
@@ -236,7 +236,7 @@ fn a_log_serves_only_its_own_backing_store_as_it_left_it() {
     let drained = place.sandbox.ztier(&["down", "vol", "--drain"]);
     assert!(!drained.err.contains("only"), "{drained:?}");
     drained.ok();
-    // Drained, it may be used alone, and changed.
+    // After a drain the backing store may be used alone, and changed.
     file.write_at(&[1; 16], 8192).unwrap();
     up(&["--backing", backing, "--log", log]).ok();
     assert_eq!(place.connect().read(8192, 16), [1; 16]);
@@ -264,7 +264,7 @@ fn damage_in_a_log_is_told_and_refused() {
     place.sandbox.ztier(&place.up()).refused(5, &["chunk 0 in segment 0 was durable"]);
     place.sandbox.ztier(&[&place.up()[..], &["--accept-loss"]].concat()).ok();
     assert_eq!(place.connect().read(7 * BLOCK, 4096), content(7, 1));
-    // That loss is known to all daemons that follow; another one is not.
+    // That loss is known to all later daemons; another one is not.
     let restart = || place.sandbox.ztier(&["restart", "vol"]);
     restart().ok();
     place.sandbox.kill("vol");
@@ -295,7 +295,7 @@ fn the_damaged_log_of_another_drive_is_not_made_anew() {
     };
     with_other("--discard-log").refused(5, &["log"]);
     File::options().write(true).open(&other.log).unwrap().write_at(&whole, first).unwrap();
-    // The end of a log is as good a part of it as any other.
+    // Damage at the end of a log counts as elsewhere.
     let whole = damage(&other.log, last);
     other.sandbox.ztier(&["log", "check", &other.log]).refused(6, &["is damaged"]);
     File::options().write(true).open(&other.log).unwrap().write_at(&whole, last).unwrap();
@@ -304,14 +304,14 @@ fn the_damaged_log_of_another_drive_is_not_made_anew() {
     other.sandbox.ztier(&["down", "vol", "--drain"]).ok();
 }
 
-/// Where a chunk of the first segment begins in that, according to `log dump`.
+/// Offset of a chunk within the first segment, according to `log dump`.
 fn chunk_at(dump: &str, number: u64) -> u64 {
     let head = format!("chunk {number} segment 0 at ");
     let found = dump.lines().find_map(|line| line.strip_prefix(&head));
     found.and_then(|rest| rest.split(' ').next()).unwrap().parse().unwrap()
 }
 
-/// Damages what begins there. Returns what there was.
+/// Damages four bytes at `at`. Returns the old ones.
 fn damage(path: &str, at: u64) -> [u8; 4] {
     let file = File::options().read(true).write(true).open(path).unwrap();
     let mut whole = [0; 4];
@@ -320,7 +320,7 @@ fn damage(path: &str, at: u64) -> [u8; 4] {
     whole
 }
 
-/// A command on a terminal of its own; what is shown there.
+/// Runs a command on its own terminal; returns the output.
 fn on_a_terminal(sandbox: &Sandbox, args: &[&str]) -> String {
     let command = sandbox.command(args);
     let line = [&[env!("CARGO_BIN_EXE_ztier")], args].concat().join(" ");
@@ -342,7 +342,7 @@ fn opening_and_verifying_show_how_far_they_are_on_a_terminal_alone() {
     }
     drop(place.up_with_a_write());
     place.sandbox.ztier(&["down", "vol"]).ok();
-    // The daemon is another process and has no terminal.
+    // The daemon is another process without a terminal.
     let up = on_a_terminal(&place.sandbox, &place.up());
     let (progress, result) = up.rsplit_once("\r\x1b[K").unwrap_or_else(|| panic!("{up:?}"));
     assert!(progress.contains("\rvol: reading the log, segment 0 of at most "), "{up:?}");
@@ -356,7 +356,7 @@ fn opening_and_verifying_show_how_far_they_are_on_a_terminal_alone() {
     assert_eq!(place.sandbox.ztier(&check).err, "");
 }
 
-/// Moments are told to the second, in UTC.
+/// Times are shown in seconds, in UTC.
 fn has_moment(text: &str) -> bool {
     text.split_whitespace().any(|word| {
         let word = word.trim_end_matches([',', ')', ';']);
@@ -381,7 +381,7 @@ fn a_log_that_is_gone_is_missed_and_given_up_only_when_told() {
     fs::rename(&place.log, &away).unwrap();
     let missed = ["lacks what its log on", "--discard-log", "its state is that of 20"];
     place.sandbox.ztier(&place.up()).refused(5, &missed);
-    // Another log does not go on silently, either.
+    // Another log is refused, too.
     File::create(&place.log).unwrap().set_len(16 << 20).unwrap();
     place.sandbox.ztier(&place.up()).refused(5, &missed);
     let format = ["log", "format", &place.log, "--backing", &place.backing];
@@ -392,7 +392,7 @@ fn a_log_that_is_gone_is_missed_and_given_up_only_when_told() {
     assert!(done.err.contains("goes on without what its log on"), "{done:?}");
     assert!(has_moment(&done.err), "{done:?}");
     done.ok();
-    // It was given up once.
+    // The loss was accepted once.
     place.sandbox.ztier(&["restart", "vol"]).ok();
     let mut disk = place.connect();
     assert_eq!(disk.read(0, 4096), content(0, 1), "the state of the backing store");
@@ -401,7 +401,7 @@ fn a_log_that_is_gone_is_missed_and_given_up_only_when_told() {
     drop(disk);
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
     place.sandbox.ztier(&abandon).refused(2, &["can be used", "leave out --discard-log"]);
-    // The old log comes back, and the backing store looks as it did where samples of it are.
+    // The old log comes back, and the samples of the backing store match.
     let (fresh, log) = (format!("{}.fresh", place.log), &place.log);
     fs::rename(log, &fresh).unwrap();
     fs::rename(&away, log).unwrap();
@@ -423,7 +423,7 @@ fn a_log_that_another_was_made_for_by_force_does_not_come_back() {
     let format = ["log", "format", log, "--backing", &place.backing, "--force"];
     place.sandbox.ztier(&format).ok();
     place.sandbox.ztier(&place.up()).ok();
-    // Where no sample of the backing store's identity is.
+    // At a block without a sample of the backing store's identity.
     let mut disk = place.connect();
     disk.write(200 * BLOCK, &content(200, 7));
     disk.flush();
@@ -443,7 +443,7 @@ fn who_goes_on_gives_up_nothing_that_was_given_up_before() {
     place.sandbox.ztier(&[&place.up()[..], &["--discard-log"]].concat()).ok();
     place.write_one_by_one(8);
     place.sandbox.kill("vol");
-    // The log can't be used for now.
+    // The log is unusable for now.
     let first = data_at(16 << 20, 64 << 10);
     let whole = damage(&place.log, first);
     place.sandbox.ztier(&["restart", "vol"]).refused(5, &["was durable", "--accept-loss"]);
@@ -484,7 +484,7 @@ fn a_record_says_whether_the_log_holds_anything() {
     place.sandbox.ztier(&place.up()).ok();
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
     assert_eq!(records(), [false]);
-    // Then the backing store is free.
+    // Now the backing store is free.
     let bare = ["up", "vol", "--backing", &place.backing, "--export", "nbd"];
     place.sandbox.ztier(&bare).ok();
     place.sandbox.ztier(&["down", "vol"]).ok();
@@ -521,7 +521,7 @@ fn flags_and_files_tune_a_log_from_the_beginning() {
     assert!(file.contains("writeback = false\n") && file.contains("commit-interval = 60000\n"));
     place.sandbox.ztier(&["up", "vol"]).ok();
     assert_eq!(tuning(&place.sandbox.status("vol")), wanted);
-    // No client flushes; without the file it would become durable after a second.
+    // No client flushes; without the file the data would become durable after a second.
     let mut disk = place.connect();
     disk.write(0, &content(0, 1));
     let partial = || place.log_of("vol")["chunks_partial"].as_u64().unwrap();
@@ -553,7 +553,7 @@ fn a_log_is_tuned_while_it_works_and_counts_what_it_does() {
     }
     disk.write(0, &content(0, 2));
     disk.write(BLOCK + 8, &[1; 8]);
-    // No client flushes: the log does it by itself, and writes nothing back.
+    // No client flushes: the log flushes on its own, and writes nothing back.
     support::sandbox::eventually("all is durable", || {
         let log = place.log_of("vol");
         log["drive_flushes"].as_u64() > Some(0)

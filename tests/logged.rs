@@ -1,5 +1,5 @@
-//! The logged volume with real threads: against an array of bytes, through restarts, damage and
-//! failures.
+//! The logged volume with real threads: compared with an array of bytes, through restarts, damage
+//! and failures.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/pair.rs"]
@@ -30,7 +30,7 @@ fn read(from: &mut dyn Channel, offset: u64, len: usize) -> Result<Vec<u8>, IoEr
     Ok(buf)
 }
 
-/// Bytes that differ with the seed: of four kinds, from zeros to what no codec shrinks.
+/// Bytes that depend on the seed: of four kinds, from zeros to incompressible.
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed | 1;
     let mut next = move || {
@@ -58,7 +58,7 @@ enum Step {
     Drain,
     /// Closed in order, and opened again.
     Restart,
-    /// Opened again as after a kill; what was flushed before must be there, and here all is.
+    /// Opened again as after a kill; flushed data must be there, and here all data is flushed.
     Kill,
 }
 
@@ -110,7 +110,7 @@ fn run(steps: &[Step]) {
                 if matches!(step, Step::Restart) {
                     volume.close().unwrap();
                 } else {
-                    // Threads end, nothing is said to the log's drive.
+                    // Threads end without any request to the log's drive.
                     let mut last = Arc::clone(&volume).channel();
                     last.submit(Request::Flush, Instant::now()).unwrap();
                 }
@@ -170,11 +170,11 @@ fn more_is_written_than_the_log_holds_by_several_threads() {
     assert!(pair.open().report().closed);
 }
 
-/// How often the drive was flushed for ten flushes of each of four threads.
+/// Number of drive flushes for ten flushes of each of four threads.
 fn drive_flushes_of_four() -> u64 {
     let mut pair = Pair::new(4 << 20);
     let volume = pair.open();
-    // So long that the log waits for others as long as it ever does.
+    // Long enough that the log waits for others for its maximal time.
     pair.log.flush_ms.store(80, Ordering::SeqCst);
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
@@ -200,20 +200,20 @@ fn drive_flushes_of_four() -> u64 {
 
 #[test]
 fn flushes_of_several_threads_share_commits() {
-    // 10 commits of all four; in turns, one and then three, there would be 20. A machine that is
-    // busy with something else may spoil some tries.
+    // 10 commits of all four; with alternating commits of one and three there would be 20. Other
+    // work on the machine may spoil some attempts.
     let tries = || (0..8).map(|_| drive_flushes_of_four());
     assert!(tries().any(|flushes| flushes <= 15), "{:?}", tries().collect::<Vec<_>>());
 }
 
-/// Writes of the backing store while a thread reads from it, or only sleeps, for a while.
+/// Writes of the backing store while a thread reads from it, or only sleeps, for some time.
 fn written_while(reads: bool) -> u64 {
     let mut pair = Pair::new(4 << 20);
     let policy = Policy { threshold_percent: 0, ..Policy::default() };
     let volume = pair.open_with(LogOptions { policy, ..LogOptions::default() });
     pair.backing.write_ms.store(5, Ordering::SeqCst);
     let mut channel = Arc::clone(&volume).channel();
-    // Half of the log, in blocks that are no neighbours; the odd ones are in the backing store.
+    // Half of the log, in blocks that are not neighbours; the odd ones are in the backing store.
     for block in (0..1000).step_by(2) {
         write(&mut *channel, block * BLOCK, &bytes(block * 4 + 3, 4096)).unwrap();
     }
@@ -238,12 +238,12 @@ fn written_while(reads: bool) -> u64 {
 
 #[test]
 fn writeback_gives_way_to_readers() {
-    // A machine that is busy with something else may spoil one try.
+    // Other work on the machine may spoil one attempt.
     let tries = || (0..4).map(|_| (written_while(true), written_while(false)));
     assert!(tries().any(|(read, alone)| read * 2 < alone), "{:?}", tries().collect::<Vec<_>>());
 }
 
-/// The longest write to a full log, and how long a window takes.
+/// The longest write to a full log, and the duration of a window.
 fn waits_of_a_full_log() -> (Duration, Duration) {
     let mut pair = Pair::new(4 << 20);
     let volume = pair.open_with(LogOptions::default());
@@ -274,13 +274,13 @@ fn waits_of_a_full_log() -> (Duration, Duration) {
 
 #[test]
 fn writers_of_a_full_log_wait_for_a_part_of_a_window() {
-    // A machine that is busy with something else may spoil some tries.
+    // Other work on the machine may spoil some attempts.
     let tries = || (0..8).map(|_| waits_of_a_full_log());
     let is_part = |(longest, window): (Duration, Duration)| longest * 3 < window;
     assert!(tries().any(is_part), "{:?}", tries().collect::<Vec<_>>());
 }
 
-/// 64 durable blocks that do not shrink, the first of which is damaged in the log.
+/// Writes 64 durable incompressible blocks, and damages the first in the log.
 fn damage_the_first(pair: &Pair, channel: &mut dyn Channel) {
     for block in 0..64 {
         write(channel, block * BLOCK, &bytes(block * 4 + 3, 4096)).unwrap();
@@ -342,8 +342,8 @@ fn a_log_drive_that_fails_for_good_is_an_error_and_no_request_hangs() {
     volume.close().unwrap();
 }
 
-/// Fails every write to the log but to its superblocks, once blocks 0 to 7 are flushed and block 8
-/// is not.
+/// Makes all writes to the log fail, except to its superblocks, once blocks 0 to 7 are flushed and
+/// block 8 is not.
 fn wear_out(pair: &mut Pair) -> (Arc<LogVolume>, Box<dyn Channel>) {
     let volume = pair.open();
     let mut channel = Arc::clone(&volume).channel();
@@ -385,7 +385,7 @@ fn a_log_that_takes_nothing_is_closed_and_writes_go_through() {
     assert!(pair.backing.content()[..9 * 4096] == expected);
     drop(channel);
     volume.close().unwrap();
-    // The log as it was when the first write went through has nothing to say any more.
+    // The log as it was at the first write-through is void.
     pair.log = stale;
     let volume = pair.open();
     assert!(volume.report().closed && volume.report().entries == 0, "{}", volume.report());
@@ -431,8 +431,8 @@ fn what_a_failed_log_cannot_give_back_stays_an_error() {
     volume.close().unwrap();
 }
 
-/// A reader has found a block in the log, and before it gets its bytes the log is given up and the
-/// block, which is damaged there, is lost: the backing store has an older content of it.
+/// A reader has located a block in the log. Before it reads the bytes, the log is given up, and the
+/// block, which is damaged there, is lost: the backing store has older content.
 #[test]
 fn a_reader_of_what_is_lost_meanwhile_gets_nothing_older() {
     let mut pair = Pair::new(4 << 20);
@@ -564,7 +564,7 @@ fn a_log_that_is_made_over_another_is_empty() {
     volume.close().unwrap();
 }
 
-/// What the golden image holds: each kind of record, a discard, and a block written twice.
+/// The content of the golden image: each kind of record, a discard, and a block written twice.
 fn golden_blocks() -> Vec<(u64, Vec<u8>)> {
     let mut blocks: Vec<_> = (0..12).map(|i| (i * 3, bytes(i * 5 + 1, 4096))).collect();
     blocks.push((100, vec![0; 4096]));
@@ -572,7 +572,8 @@ fn golden_blocks() -> Vec<(u64, Vec<u8>)> {
     blocks
 }
 
-/// Writes the golden image, if `ZTIER_GOLDEN=write` asks for one of this version; its content.
+/// Writes the golden image, if `ZTIER_GOLDEN=write` requests one of this version; returns its
+/// content.
 fn golden_image(name: &str, size: u64, checkpoint: u64) -> Vec<u8> {
     let path = format!("{}/tests/golden/{name}", env!("CARGO_MANIFEST_DIR"));
     if std::env::var("ZTIER_GOLDEN").is_ok_and(|what| what == "write") {
@@ -590,7 +591,7 @@ fn golden_image(name: &str, size: u64, checkpoint: u64) -> Vec<u8> {
             write(&mut *channel, block * BLOCK, &bytes(block + 2, 4096)).unwrap();
             write(&mut *channel, block * BLOCK, &data).unwrap();
             channel.submit(Request::Flush, Instant::now()).unwrap();
-            // Time for checkpoints.
+            // Leaves time for checkpoints.
             std::thread::sleep(Duration::from_millis(20));
         }
         let (offset, len) = (101 * BLOCK, BLOCK);
@@ -601,7 +602,7 @@ fn golden_image(name: &str, size: u64, checkpoint: u64) -> Vec<u8> {
     std::fs::read(&path).unwrap()
 }
 
-/// An image stays readable; whether it has a checkpoint.
+/// Checks that an image is readable; returns whether it has a checkpoint.
 fn golden_is_readable(image: &[u8]) -> bool {
     let log = Arc::new(RamDrive::new(image.len() as u64));
     log.write(0, image).unwrap();
@@ -633,8 +634,7 @@ fn the_first_format_stays_readable() {
     assert!(!golden_is_readable(&std::fs::read(path).unwrap()));
 }
 
-/// The second has summaries, and a checkpoint that does not cover everything and knows no
-/// increments.
+/// The second has summaries, and a checkpoint without increments that does not cover everything.
 #[test]
 fn a_log_with_a_checkpoint_stays_readable() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/log-v3-checkpoint.img");

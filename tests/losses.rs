@@ -1,5 +1,5 @@
-//! Blocks that are lost because the log is damaged: every command that touches the volume says so
-//! and ends with 6, until a user has taken note.
+//! Blocks lost to damage of the log: every command for the volume reports them and ends with 6,
+//! until a user acknowledges the loss.
 #![allow(clippy::unwrap_used)]
 
 mod support {
@@ -15,7 +15,7 @@ use support::place::{BLOCK, Place, content};
 use support::sandbox::{Done, eventually};
 use ztier::log::disk::format::data_at;
 
-/// What a command says that has done its work, and tells of a loss.
+/// The output of a command that succeeded and reports a loss.
 #[track_caller]
 fn told(done: Done, blocks: &str) -> String {
     let line = format!("volume `vol`: {blocks}");
@@ -25,14 +25,14 @@ fn told(done: Done, blocks: &str) -> String {
     done.out
 }
 
-/// A volume of eight blocks in its log, of which the first is damaged.
+/// A volume with eight blocks in its log, of which the first is damaged.
 fn damaged() -> Place {
     let place = Place::new();
     let up = [&place.up()[..], &["--writeback", "off"]].concat();
     place.sandbox.ztier(&up).ok();
     place.write_one_by_one(8);
     place.sandbox.ztier(&["down", "vol"]).ok();
-    // In the payload of the first block, which nothing looks at before it is needed.
+    // In the payload of the first block, which is not checked before it is needed.
     let log = File::options().write(true).open(&place.log).unwrap();
     log.write_at(&[0xff; 4], data_at(16 << 20, 64 << 10) + 300).unwrap();
     place.sandbox.ztier(&up).ok();
@@ -68,7 +68,7 @@ fn a_loss_is_told_until_a_user_has_taken_note() {
     assert!(metrics.contains(line), "{metrics}");
     let log = place.sandbox.run_dir().join("vol.log");
     eventually("the daemon's log says so", || fs::read_to_string(&log).unwrap().contains(blocks));
-    // Another daemon, and another life.
+    // Another daemon, and another start.
     told(ztier(&["restart", "vol"]), blocks);
     let out = told(ztier(&["down", "vol", "--drain"]), blocks);
     assert_eq!(out, "vol is down\n");
@@ -87,7 +87,7 @@ fn a_loss_is_told_until_a_user_has_taken_note() {
         assert!(!done.err.contains("lost"), "{done:?}");
         done.ok();
     }
-    // It is still lost, and may be written.
+    // The block is still lost, and may be written.
     assert_ne!(place.connect().read_error(0, BLOCK as u32), 0);
     let status = ztier(&["status", "vol"]).ok();
     assert!(status.contains("0; note was taken of these"), "{status}");
@@ -113,7 +113,7 @@ fn what_is_lost_later_is_told_of_again() {
     told(ztier(&["drain", "vol"]), "1 blocks are lost: 0");
     ztier(&["accept-loss", "vol"]).ok();
     ztier(&["accept-loss", "vol"]).ok();
-    // Blocks 20 and on, behind what is in the log by now.
+    // Blocks 20 and later, behind the present content of the log.
     let mut disk = place.connect();
     for block in 20..24 {
         disk.write(block * BLOCK, &content(block, 1));
@@ -124,7 +124,7 @@ fn what_is_lost_later_is_told_of_again() {
     let dump = ztier(&["log", "dump", &place.log, "--entries"]).ok();
     let mut at = None;
     for line in dump.lines() {
-        // `chunk N segment S at OFFSET …`, and its entries behind it.
+        // `chunk N segment S at OFFSET …`, followed by its entries.
         if let Some(rest) = line.strip_prefix("chunk ") {
             let words: Vec<&str> = rest.split(' ').collect();
             let segment: u64 = words[2].parse().unwrap();
@@ -141,7 +141,7 @@ fn what_is_lost_later_is_told_of_again() {
     log.write_at(&[0xff; 4], first + segment % slots * (64 << 10) + offset + 300).unwrap();
     ztier(&place.up()).ok();
     told(ztier(&["drain", "vol"]), "2 blocks are lost: 0, 20");
-    // `up` takes note as well.
+    // `up` acknowledges the loss as well.
     told(ztier(&["down", "vol"]), "2 blocks are lost: 0, 20");
     ztier(&[&place.up()[..], &["--accept-loss"]].concat()).ok();
     ztier(&["status", "vol"]).ok();

@@ -1,6 +1,6 @@
-//! Many volumes on one machine: what it takes to list them does not grow faster than their number.
+//! Many volumes on one machine: the cost of listing them grows no faster than their number.
 //!
-//! Work is counted here, not time; `docs/outlive.md` has the times.
+//! The test counts work, not time; `docs/outlive.md` has the times.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -18,7 +18,7 @@ use support::shell::missing;
 
 const VOLUMES: usize = 6;
 
-/// Volumes `v0`, `v1`, …, by NBD and, where that works, by FUSE.
+/// Brings up volumes `v0`, `v1`, …, by NBD and, where that works, by FUSE.
 fn up(sandbox: &Sandbox) -> Vec<String> {
     let names: Vec<String> = (0..VOLUMES).map(|n| format!("v{n}")).collect();
     for (n, name) in names.iter().enumerate() {
@@ -30,7 +30,7 @@ fn up(sandbox: &Sandbox) -> Vec<String> {
     names
 }
 
-/// The lines of a log of system calls that look for what processes have open.
+/// The lines of a system call log that search for open files of processes.
 fn looks_at_processes(log: &str) -> Vec<&str> {
     let is_process = |line: &&str| {
         let mut paths = line.split('"').skip(1).step_by(2);
@@ -51,7 +51,7 @@ fn a_list_asks_each_daemon_once_and_looks_at_no_process() {
     let names = up(&sandbox);
     let log = |name: &str| sandbox.path().join(name).display().to_string();
     let calls = ["-f", "-e", "trace=connect,openat,readlink,readlinkat", "-o"];
-    // Daemons as well: what one of them does for its answer, all of them do.
+    // Daemons, too: work of one daemon for its answer is work of all.
     let mut watched: Vec<Guard> = names
         .iter()
         .map(|name| {
@@ -62,7 +62,7 @@ fn a_list_asks_each_daemon_once_and_looks_at_no_process() {
         })
         .collect();
     for (name, strace) in names.iter().zip(&mut watched) {
-        // Once it is there, so is the file.
+        // Once strace is attached, the file exists.
         eventually("a daemon is watched", || {
             assert!(strace.0.try_wait().unwrap().is_none(), "strace can't watch {name}");
             let status = format!("/proc/{}/status", sandbox.pid(name).as_raw_nonzero());

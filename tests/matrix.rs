@@ -1,10 +1,10 @@
 //! The error matrix: a drive of a real daemon fails in every way, at every operation, during every
-//! command. Each request and each command has to end within a stated time, with an error or
-//! success; when the drive has healed the volume has to go on or say why not, with all that it
-//! acknowledged.
+//! command. Each request and each command has to end within a time limit, with an error or success.
+//! When the drive works again the volume has to go on or report why not, with all acknowledged
+//! data.
 //!
-//! By default a subset that has each pair of (failure, operation, command); all of it with
-//! `ZTIER_MATRIX=all`, and a part by `ZTIER_MATRIX=TEXT`: the cases that have it in their names.
+//! By default a subset that covers each pair of (failure, operation, command); `ZTIER_MATRIX=all`
+//! runs everything, and `ZTIER_MATRIX=TEXT` the cases with that text in their names.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 #![cfg(feature = "fuse")]
 
@@ -22,7 +22,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use support::matrix::{BOUND, Case, DURINGS, FAILURES, SPOTS, run};
 
-/// Cases that run beside each other; they wait for most of their time.
+/// Number of concurrent cases; they wait for most of their time.
 const BESIDE: usize = 8;
 
 fn all() -> Vec<Case> {
@@ -38,7 +38,7 @@ fn all() -> Vec<Case> {
     cases
 }
 
-/// A subset in which every pair of values is.
+/// A subset that covers every pair of values.
 fn pairs() -> Vec<Case> {
     let cases = all();
     let of = |case: &Case| {
@@ -47,7 +47,7 @@ fn pairs() -> Vec<Case> {
         let f = FAILURES.iter().position(|failure| *failure == case.failure).unwrap();
         (f, s, d)
     };
-    // A Latin square of the shorter two, along the longest.
+    // A Latin square of the shorter two dimensions, along the longest.
     let chosen = |case: &&Case| {
         let (f, s, d) = of(case);
         (s + d) % FAILURES.len() == f

@@ -1,5 +1,5 @@
-//! A volume that carries swap is asked to write while the machine has no memory: what its requests
-//! need is there beforehand.
+//! Swap has to be written while the machine has no memory: the memory for a volume's requests is
+//! allocated in advance.
 #![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used, dead_code)]
 
@@ -19,10 +19,10 @@ use ztier::media::Memory;
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 256 * MIB;
 const LIMIT: u64 = 96 * MIB;
-/// Memory of an index that is there as a whole.
+/// Bytes of an index that is allocated as a whole.
 const INDEX: u64 = SIZE / 4096 * 8;
 
-/// A volume of `size` bytes in at most `ram_limit` bytes of memory.
+/// Options of a volume of `size` bytes with at most `ram_limit` bytes of memory.
 fn options(size: u64, ram_limit: u64) -> Options {
     Options {
         size,
@@ -38,7 +38,7 @@ fn volume() -> Arc<Volume> {
     Volume::create(&options(SIZE, LIMIT)).unwrap()
 }
 
-/// A volume with room for twice its size on a spill device.
+/// A volume with a spill device of twice its size.
 fn spilling(options: &Options) -> Arc<Volume> {
     const SLOTS: u32 = 512;
     let drive = Arc::new(RamDrive::new((u64::from(SLOTS) + 1) * MIB));
@@ -46,7 +46,7 @@ fn spilling(options: &Options) -> Arc<Volume> {
     Volume::create_over(options, &Memory::default(), Some(below)).unwrap()
 }
 
-/// Times that this thread touched memory which was not there yet.
+/// Page faults of this thread on memory that was not allocated yet.
 fn faults() -> i64 {
     // SAFETY: all of the structure is plain numbers, which the call fills in.
     let usage = unsafe {
@@ -61,7 +61,7 @@ struct Writer {
     channel: Box<dyn Channel>,
     data: Vec<u8>,
     rng: u64,
-    /// All pages of a write have the same words.
+    /// Whether all pages of a write have the same words.
     alike: bool,
 }
 
@@ -93,7 +93,7 @@ impl Writer {
     fn fill(&mut self, bytes: std::ops::Range<u64>) {
         let end = Instant::now() + Duration::from_secs(60);
         for offset in bytes.step_by(64 << 10) {
-            // For a moment the mempool may be used up, as swap is told to expect.
+            // The mempool may be exhausted for a moment, as users of swap must expect.
             while let Err(e) = self.write(offset) {
                 assert!(e == IoError::NoSpace && Instant::now() < end, "{e} at {offset}");
             }
@@ -106,7 +106,7 @@ impl Writer {
     }
 }
 
-/// Waits until something holds; for as long as other tests may keep this machine busy.
+/// Waits until `holds` returns `true`; for as long as other tests may keep this machine busy.
 fn eventually(what: &str, holds: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !holds() {
@@ -124,12 +124,12 @@ fn writes_ask_the_machine_for_nothing() {
         writer.fill(range);
         faults() - before
     };
-    // What is touched once and stays: code, stack, buffers.
+    // Memory that is touched once and stays: code, stack, buffers.
     writer.fill(0..4 * MIB);
     assert!(faults_of(&mut writer, 4 * MIB..36 * MIB) > 100, "memory came from somewhere else");
     volume.carry_swap(true).unwrap();
     assert_eq!(faults_of(&mut writer, 36 * MIB..100 * MIB), 0);
-    // Freed, and taken again, also where all of a leaf was free.
+    // Freed, and allocated again, also where all of a leaf was free.
     writer.discard(0..100 * MIB);
     assert_eq!(faults_of(&mut writer, 0..100 * MIB), 0);
     volume.audit().unwrap();
@@ -145,7 +145,7 @@ fn the_mempool_is_there_and_goes() {
     volume.carry_swap(true).unwrap();
     let used = volume.stats().mem_used_bytes;
     assert!((INDEX + 6 * MIB..INDEX + 16 * MIB).contains(&used), "{used} bytes");
-    // It stays, however quiet it is and whatever is discarded.
+    // The memory stays, also after idle time and discards.
     writer.fill(0..16 * MIB);
     writer.discard(0..SIZE);
     std::thread::sleep(Duration::from_secs(1));
@@ -163,7 +163,7 @@ fn a_full_volume_refuses_and_goes_on() {
     volume.carry_swap(true).unwrap();
     let mut refused = 0;
     let end = Instant::now() + Duration::from_secs(20);
-    // While there is room, it is the mempool that is used up for a moment.
+    // While there is room, only the mempool can be exhausted for a moment.
     let is_full = || volume.stats().compr_data_bytes > LIMIT * 9 / 10 || Instant::now() > end;
     for offset in (0..SIZE).step_by(64 << 10) {
         while let Err(e) = writer.write(offset) {
@@ -176,22 +176,22 @@ fn a_full_volume_refuses_and_goes_on() {
     }
     let stats = volume.stats();
     assert!(refused > 0 && stats.mem_used_max_bytes <= LIMIT, "{refused}, {stats:?}");
-    // All but what is kept for cleaning holds data: the mempool is not lost to it.
+    // All memory but the cleaning reserve holds data: the mempool costs no capacity.
     assert!(stats.compr_data_bytes > LIMIT * 9 / 10, "{} bytes", stats.compr_data_bytes);
     writer.discard(0..SIZE / 2);
     writer.fill(0..16 * MIB);
     volume.audit().unwrap();
 }
 
-/// The least limit leaves room for a handful of segments, of which one is being filled with
-/// clusters: there always is one more that can go down, and a writer gets on.
+/// The smallest limit leaves room for a handful of segments, of which one is being filled with
+/// clusters: one more can always be spilled, and a writer makes progress.
 #[test]
 fn the_least_limit_never_ends_in_refusals() {
     let options = Options { ram_limit_max: LIMIT, ..options(SIZE, LIMIT) };
     let volume = spilling(&options);
     let mut writer = Writer::new(&volume);
     volume.carry_swap(true).unwrap();
-    // Pages of the same words, so that only together they shrink further.
+    // Pages of the same words, which compress further only together.
     writer.alike = true;
     writer.fill(0..8 * MIB);
     volume.recompress_now();
@@ -199,7 +199,7 @@ fn the_least_limit_never_ends_in_refusals() {
     volume.set_ram_limit(min_ram_limit_above(SIZE, MIB as u32)).unwrap();
     let end = Instant::now() + Duration::from_secs(60);
     for offset in (0..SIZE).step_by(64 << 10) {
-        // For a moment the mempool may be used up, as swap is told to expect.
+        // The mempool may be exhausted for a moment, as users of swap must expect.
         while let Err(e) = writer.write(offset) {
             assert_eq!(e, IoError::NoSpace);
             assert!(Instant::now() < end, "refused at {offset}: {:?}", volume.stats());
@@ -208,7 +208,7 @@ fn the_least_limit_never_ends_in_refusals() {
     volume.audit().unwrap();
 }
 
-/// A slot that a thread of the volume writes to is neither free nor named by a segment. The audit
+/// A slot to which a thread of the volume writes is neither free nor named by a segment. The audit
 /// has to wait for that thread.
 #[test]
 fn an_audit_waits_for_the_threads_of_the_volume() {

@@ -1,4 +1,4 @@
-//! Metrics of real volumes, read by a strict reader; their documentation; the exporter's clients.
+//! Metrics of real volumes, parsed strictly; their documentation; the exporter's clients.
 #![allow(clippy::unwrap_used)]
 
 mod support {
@@ -35,7 +35,7 @@ fn scrape(sandbox: &Sandbox) -> BTreeMap<String, Family> {
     families(&sandbox.ztier(&["metrics", "--once"]).ok())
 }
 
-/// The value of the one sample of `name` that has these labels.
+/// The value of the only sample of `name` with these labels.
 fn value(all: &BTreeMap<String, Family>, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
     let family = name.trim_end_matches("_count").trim_end_matches("_sum");
     let family = all.get(name).or_else(|| all.get(family))?;
@@ -66,7 +66,7 @@ fn names_follow_the_conventions() {
         assert_eq!(name.ends_with("_total"), *kind == Kind::Counter, "{name}");
         let distribution = matches!(kind, Kind::Histogram | Kind::Summary);
         assert!(!distribution || name.ends_with("_seconds"), "{name}");
-        // Base units alone, and no names that parts of a histogram have.
+        // Only base units, and no names that parts of a histogram have.
         let words: Vec<&str> = name.split('_').collect();
         for word in ["ms", "us", "ns", "kb", "mb", "percent", "count", "sum", "bucket", "ratios"] {
             assert!(!words.contains(&word), "{name} has {word}");
@@ -144,8 +144,8 @@ fn collect(json: &serde_json::Value, to: &mut Vec<String>) {
     }
 }
 
-/// The metrics that an expression of PromQL names; an error if there is no such metric, or one of
-/// its labels is none of theirs, or a rate is taken of what is no counter.
+/// The metrics in a PromQL expression; an error if a metric does not exist, a label belongs to none
+/// of them, or a rate is taken of a metric that is no counter.
 fn check_expression(expression: &str) -> Result<BTreeSet<&'static str>, String> {
     let table = table();
     for (open, close) in [('(', ')'), ('{', '}'), ('[', ']')] {
@@ -232,7 +232,7 @@ fn the_reader_is_strict() {
     }
 }
 
-/// Volumes of every kind that have been written and read, and one whose daemon died.
+/// Volumes of every kind, written and read, and one whose daemon died.
 fn volumes(sandbox: &Sandbox, odd: &Path) {
     let path = |name: &str| sandbox.path().join(name);
     let (slow, fast, cold) = (path("slow"), path("fast"), path("cold"));
@@ -252,8 +252,8 @@ fn volumes(sandbox: &Sandbox, odd: &Path) {
     sandbox.kill("gone");
 }
 
-/// Everything that was seen is in the table, and the other way round, but for what those volumes
-/// have not had.
+/// Every metric seen is in the table, and vice versa, except those that these volumes do not
+/// produce.
 fn is_the_table(all: &BTreeMap<String, Family>) {
     let table = table();
     for family in all.values() {
@@ -341,7 +341,7 @@ fn who_hangs_is_down_and_the_others_are_not() {
     assert_eq!(state("hangs", "up"), 1.0);
     let daemon = sandbox.pid("hangs");
     stop(daemon);
-    // More often than its queue is long: it is asked once.
+    // More queries than its queue holds: the daemon is asked once.
     for _ in 0..3 {
         assert_eq!(state("hangs", "busy"), 1.0);
         assert_eq!(state("works", "up"), 1.0);
@@ -379,7 +379,7 @@ impl Exporter {
         stream
     }
 
-    /// The head and the body of an answer to these bytes.
+    /// The head and the body of the reply to these bytes.
     fn ask(&self, request: &[u8]) -> (String, String) {
         let mut stream = self.connect();
         stream.write_all(request).unwrap();
@@ -424,7 +424,7 @@ fn as_much_of_http_as_a_scraper_needs() {
         assert!(body.contains("/metrics"), "{body}");
         assert_eq!(head.contains("Allow: GET, HEAD"), status == "405 ", "{head}");
     }
-    // Clients that do not hang up have places for a while, and no more of them than there are.
+    // Clients that do not hang up hold places for a while, and no more places than there are.
     eventually("one too many is sent away", || {
         let ask = |_| {
             let mut stream = exporter.connect();
@@ -435,7 +435,7 @@ fn as_much_of_http_as_a_scraper_needs() {
         let mut more = exporter.connect();
         let mut answer = String::new();
         more.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-        // Without an answer in that time it has got a place.
+        // A client without a reply within that time has a place.
         let _ = more.read_to_string(&mut answer);
         answer.starts_with("HTTP/1.1 503 ")
     });
@@ -461,7 +461,8 @@ fn a_file_for_the_collector_is_replaced_in_one_step() {
     let text = fs::read_to_string(&to).unwrap();
     assert_eq!(value(&families(&text), "ztier_volume_up", &[("volume", "vol")]), Some(1.0));
     assert_eq!(fs::metadata(&to).unwrap().permissions().mode() & 0o777, 0o644);
-    // A directory that there is not, and one in the way: one line, and nothing is left behind.
+    // A missing directory, and a directory in place of the file: one line, and nothing is left
+    // behind.
     let nowhere = sandbox.path().join("nowhere/ztier.prom");
     let nowhere = nowhere.to_str().unwrap();
     sandbox

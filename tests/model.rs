@@ -1,5 +1,5 @@
-//! The volume against a plain array of bytes, over random sequences of requests, with limits so
-//! small that cleaning, refusals and leaves that come and go are the rule.
+//! The volume compared with a plain array of bytes, over random sequences of requests, with limits
+//! so small that cleaning, refusals and the making and freeing of leaves are frequent.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -37,9 +37,9 @@ enum Step {
     },
     Flush,
     Clean,
-    /// What is cold is put together into clusters.
+    /// Cold blocks are recompressed into clusters.
     Recompress,
-    /// Another volume goes on with the memory of this one.
+    /// Another volume takes over the memory of this one.
     Succeed,
 }
 
@@ -88,11 +88,10 @@ fn bytes(len: u64, seed: u64, entropy: u8) -> Vec<u8> {
 struct Pair {
     memory: Memory,
     options: Options,
-    /// `None` only while another takes its place.
+    /// `None` only during a takeover.
     up: Option<(Arc<Volume>, Box<dyn Channel>)>,
     model: Vec<u8>,
-    /// A refused write may have been carried out for some blocks: their old or new bytes are
-    /// right.
+    /// A refused write may have been carried out for some blocks: their old or new bytes are right.
     limit: u64,
 }
 
@@ -121,7 +120,7 @@ impl Pair {
         &self.up.as_ref().unwrap().0
     }
 
-    /// Lets a volume go on with the memory files as they are.
+    /// Makes a new volume take over the memory files.
     fn succeed(&mut self) {
         self.up = None;
         let dup = |file: &OwnedFd| file.try_clone().unwrap();
@@ -158,7 +157,7 @@ impl Pair {
             }
             Step::Discard { offset, len } => match self.submit(Request::Discard { offset, len }) {
                 Ok(()) => self.model[offset as usize..(offset + len) as usize].fill(0),
-                // A block of which a part stays has to be written.
+                // A partially zeroed block has to be written.
                 Err(IoError::NoSpace) if len < 8192 && !(offset | len).is_multiple_of(4096) => {
                     self.check_cut(offset, &vec![0; len as usize]);
                 }
@@ -181,7 +180,7 @@ impl Pair {
         assert!(stats.mem_used_bytes <= self.limit, "{} > {}", stats.mem_used_bytes, self.limit);
     }
 
-    /// After a refusal each block has its old or its new content; the model learns which.
+    /// After a refusal each block has its old or its new content; the model adopts it.
     fn check_cut(&mut self, offset: u64, data: &[u8]) {
         let got = self.read(offset, data.len() as u64);
         let mut at = 0;

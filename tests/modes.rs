@@ -1,4 +1,4 @@
-//! What a daemon writes is its user's alone, whatever the umask and the directories it finds.
+//! Files of a daemon belong to its user only, with any umask and in any directories.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -30,7 +30,7 @@ fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777
 }
 
-/// Everything in `dir`, and itself.
+/// `dir` and everything below it.
 fn all_below(dir: PathBuf) -> Vec<PathBuf> {
     let mut found = vec![dir];
     let mut next = 0;
@@ -43,7 +43,7 @@ fn all_below(dir: PathBuf) -> Vec<PathBuf> {
     found
 }
 
-/// What has another mode than 0600 (a directory: 0700).
+/// Files with a mode other than 0600 (directories: 0700).
 fn wide(sandbox: &Sandbox) -> Vec<String> {
     let dirs = [sandbox.run_dir(), sandbox.state_dir(), sandbox.config_dir()];
     let all = dirs.into_iter().flat_map(all_below);
@@ -69,7 +69,7 @@ fn no_umask_lets_others_read_what_a_daemon_writes() {
         let logged =
             ["up", "logged", "--log", &log, "--backing", &backing, "--export", "nbd", "--save"];
         let umasked = |args: &[&str]| with_umask(&sandbox, umask, args);
-        // Directories need the owner's right to enter them, which 0177 takes from a plain `mkdir`.
+        // Directories need the owner's right to enter them, which 0177 removes at a plain `mkdir`.
         let umasked_or_usual = |args: &[&str]| {
             if umask == "0177" { sandbox.ztier(args) } else { umasked(args) }
         };
@@ -92,7 +92,7 @@ fn no_umask_lets_others_read_what_a_daemon_writes() {
             umasked(&["restart", name]).ok();
         }
         assert_eq!(wide(&sandbox), [""; 0], "umask {umask}, after restart");
-        // Made anew, when they were removed.
+        // Made anew after their removal.
         for file in ["memory.lock", "memory.json", "memory.sock"] {
             fs::remove_file(sandbox.run_dir().join(file)).unwrap();
         }

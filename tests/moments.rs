@@ -1,5 +1,4 @@
-//! The log's core without threads: what happens, happens at the worst moment, between two of its
-//! steps.
+//! The log's core without threads: events happen at the worst moment, between two of its steps.
 #![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used)]
 
@@ -20,7 +19,7 @@ const BLOCKS: u64 = 1024;
 const SEGMENT: u32 = 64 << 10;
 const SEGMENTS: u64 = 16;
 
-/// A log without threads: nothing happens but what is asked for.
+/// A log without threads: only explicit calls do work.
 struct Machine {
     core: Core,
     log: RamDrive,
@@ -50,14 +49,14 @@ impl Machine {
         Self::of(size.unwrap(), BLOCKS, SEGMENT, keep_percent)
     }
 
-    /// A log of `size` bytes in segments of `segment`, for a backing store of so many blocks.
+    /// A log of `size` bytes in segments of `segment`, for a backing store of `blocks` blocks.
     fn of(size: u64, blocks: u64, segment: u32, keep_percent: u64) -> Self {
         let (log, backing) = (RamDrive::new(size), RamDrive::new(blocks * BLOCK as u64));
         log::format(&log, [7; 16], [0; IDENTITY], blocks, segment).unwrap();
         Self { core: open(&log, keep_percent, 1), log, backing }
     }
 
-    /// The power goes, with all that was not written.
+    /// Cuts the power: everything that was not written is lost.
     fn cut(&mut self) {
         self.core = open(&self.log, 0, 2);
     }
@@ -66,7 +65,7 @@ impl Machine {
         command.carry_out(&self.log, &self.backing)
     }
 
-    /// Does all that the log wants done.
+    /// Carries out all commands of the log.
     fn work(&mut self) {
         loop {
             while let Some(command) = self.core.next_command() {
@@ -99,7 +98,7 @@ impl Machine {
         assert!(self.try_window());
     }
 
-    /// Carries out the next window, if there is one.
+    /// Carries out the next window, if there is one; returns whether there was.
     fn try_window(&mut self) -> bool {
         let Some(plan) = self.core.begin_window(u64::MAX) else { return false };
         let mut writeback = Writeback::new(plan);
@@ -118,12 +117,12 @@ impl Machine {
         true
     }
 
-    /// Where segments begin.
+    /// Offset of the first segment.
     fn segments_at(&self) -> u64 {
         data_at(self.log.size(), SEGMENT)
     }
 
-    /// Makes changes durable in a chunk of their own, and says where that begins.
+    /// Makes changes durable in a chunk of their own; returns the chunk's offset.
     fn chunk_of(&mut self, changes: impl FnOnce(&mut Core)) -> u64 {
         let before = self.log.content();
         changes(&mut self.core);
@@ -133,7 +132,7 @@ impl Machine {
         (self.segments_at() as usize..after.len()).find(changed).unwrap() as u64
     }
 
-    /// Discards a block, durably, in a chunk that cannot be read afterwards.
+    /// Discards a block, durably, in a chunk that is unreadable afterwards.
     fn discard_and_damage(&mut self, block: u64) {
         let chunk = self.chunk_of(|core| assert_eq!(core.discard(block, 1), Ok(1)));
         self.log.damage(chunk);
@@ -148,7 +147,7 @@ impl Machine {
         self.log.damage(reading.at + 100);
     }
 
-    /// The log takes no writes any more, from this byte on.
+    /// Makes all writes to the log fail from this byte on.
     fn wear_out(&mut self, from: u64) {
         self.log.worn_from.store(from, Ordering::SeqCst);
         self.core.flush();
@@ -156,7 +155,7 @@ impl Machine {
         assert!(self.core.is_failed() && self.core.is_rescuing());
     }
 
-    /// Brings all that can be brought to the backing store.
+    /// Writes back everything that can be written back.
     fn rescue(&mut self) {
         while self.core.is_rescuing() {
             self.try_window();
@@ -164,7 +163,7 @@ impl Machine {
         }
     }
 
-    /// What a reader of the volume gets, and from where.
+    /// Reads a block as a reader of the volume does.
     fn read(&mut self, block: u64) -> u8 {
         let mut out = Vec::new();
         match self.core.locate(block, &mut out) {
@@ -207,7 +206,7 @@ fn copies_make_room_for_what_is_laid_out_anew() {
     });
     let reading = first.unwrap();
     // Changes until nothing more fits: the copies cannot leave, because the reader pins them. The
-    // last changes, from the middle of a segment on, are in memory alone.
+    // last changes, from the middle of a segment on, are only in memory.
     let mut next = 100;
     while machine.core.head() + 4 < segments {
         machine.write(next, 2).unwrap();
@@ -246,7 +245,7 @@ fn copies_make_room_for_what_is_laid_out_anew() {
         let expected = if block < durable { 2 } else { 3 };
         assert_eq!(machine.read(block), expected, "block {block}");
     }
-    // The reader finds something else at the place that it pinned, and notices.
+    // The reader finds other content at the place that it pinned, and detects that.
     assert!(machine.core.has_left(&reading));
     machine.core.release(&reading);
     let found = machine.read_log(&reading);
@@ -261,7 +260,7 @@ fn a_window_waits_for_what_is_newer_than_what_it_lacks() {
     machine.write(7, 2).unwrap();
     machine.core.finish_segment();
     machine.flush();
-    // What is durable rots, and its successor is in memory alone.
+    // A durable record is damaged, and its successor is only in memory.
     machine.damage_payload(7);
     machine.write(7, 3).unwrap();
     machine.window();
@@ -285,7 +284,7 @@ fn a_window_without_room_carries_a_discard_out_in_its_turn() {
     }
     machine.core.finish_segment();
     machine.flush();
-    // What comes now is laid out anew where nothing else may go, and fills that.
+    // The following changes are laid out anew, at a place reserved for that, and fill it.
     while machine.write(next, 3).is_ok() {
         next += 1;
     }
@@ -331,7 +330,7 @@ fn a_rescue_carries_a_discard_out_in_its_turn() {
     }
 }
 
-/// The chunk cannot be read as such, but the index knows what is in it.
+/// The chunk is unreadable as such, but the index knows its content.
 #[test]
 fn a_chunk_without_its_header_costs_no_more_than_what_is_damaged() {
     for (rescues, sector) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -345,7 +344,7 @@ fn a_chunk_without_its_header_costs_no_more_than_what_is_damaged() {
         machine.write(5, 2).unwrap();
         machine.flush();
         let lost = if sector {
-            // The first payload begins in the sector that has the header.
+            // The first payload begins in the header's sector.
             machine.log.bad.store(chunk, Ordering::SeqCst);
             4
         } else {
@@ -361,7 +360,7 @@ fn a_chunk_without_its_header_costs_no_more_than_what_is_damaged() {
         } else {
             machine.write_back();
             assert!((0..20).any(|_| !machine.try_window()), "it ends");
-            // The discard was said again.
+            // The discard was recorded again.
             machine.write_back();
         }
         let content = machine.backing.content();
@@ -458,7 +457,7 @@ fn what_was_dropped_does_not_come_back_as_something_older() {
     machine.write(7, 2).unwrap();
     machine.write_back();
     assert_eq!(machine.core.stats().checkpoints, 1);
-    // The newest record rots; a read finds the block in the backing store.
+    // The newest record is damaged; a read finds the block in the backing store.
     let mut out = Vec::new();
     let Some(Found::Log(reading)) = machine.core.locate_copy(7, &mut out) else { panic!() };
     machine.log.damage(reading.at + 100);
@@ -524,7 +523,7 @@ fn one_sector_that_cannot_be_read_does_not_keep_a_log_closed() {
     assert_eq!((report.missing.len(), report.unread > 0), (1, true));
     machine.core = core;
     assert_eq!((machine.read(3), machine.read(4)), (0, 2));
-    // A segment in which nothing is yet: a log that was closed ends before it for certain.
+    // An empty segment: a log that was closed certainly ends before it.
     let mut machine = two_chunks();
     machine.core.close(ChangeCounter::default());
     machine.work();
@@ -551,8 +550,8 @@ fn a_damaged_end_is_told_where_it_is_accepted() {
 
 #[test]
 fn what_is_discarded_while_a_loss_is_said_again_is_not_lost() {
-    // With one more damaged block the look at a window pauses between finding a lost range and
-    // saying so again.
+    // With one more damaged block the check of a window pauses between finding a lost range and
+    // recording it again.
     for damaged in 0..2 {
         let mut machine = Machine::of(16 << 20, BLOCKS, SEGMENT, 0);
         let spoil = |machine: &mut Machine, blocks: std::ops::Range<u64>| {

@@ -1,4 +1,4 @@
-//! The NBD server word by word: every feature, and everything that a client can do wrong.
+//! The NBD server message by message: every feature, and every error of a client.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/nbd.rs"]
@@ -186,7 +186,7 @@ fn an_idle_handshake_is_cut_off_but_an_idle_client_is_not() {
         c.stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         eventually("hangs up", || c.is_closed());
     }
-    // By now the other one has been idle for as long.
+    // By now the other client has been idle for as long.
     assert!(begun.elapsed() >= Duration::from_millis(1990));
     assert_eq!(client.write(0, 0, b"patience"), 0);
 }
@@ -239,7 +239,7 @@ fn every_command_reaches_the_device_as_it_was_meant() {
         ]
     );
     assert_eq!(c.read(1000, 5000).unwrap(), vec![0; 5000]);
-    // Nothing asked for is done at once.
+    // A request of length 0 completes at once.
     assert_eq!(c.write(0, 0, b""), 0);
     assert_eq!(c.ask(cmd::TRIM, 0, SIZE, 0), 0);
     assert_eq!(c.read(SIZE, 0).unwrap(), b"");
@@ -344,7 +344,7 @@ fn a_client_that_hangs_up_within_a_request_loses_only_that_request() {
             }
         }
     }
-    // One that never reads its replies and goes.
+    // A client that never reads its replies, and goes.
     let mut c = f.transmit(false);
     for i in 0..64 {
         let _ = c.stream.write_all(&request(cmd::READ, 0, i, 0, 1 << 20));
@@ -420,7 +420,7 @@ fn device_errors_become_errors_of_the_request() {
     let f = Fixture::new(Arc::clone(&device) as Arc<dyn Device>);
     let (mut c, mut s) = (f.transmit(false), f.transmit(true));
     *device.map.lock() = vec![Extent { len: 1 << 20, kind: ExtentKind::Hole }];
-    // A bad sector, a lost path, a write-protected drive: no mistakes of the client.
+    // A bad sector, a lost path, a write-protected drive: no errors of the client.
     let (sector, path, protected) = (IoError::Drive(61), IoError::Drive(67), IoError::Drive(30));
     for (error, told) in [
         (IoError::NoSpace, errno::ENOSPC),
@@ -530,7 +530,7 @@ fn reads_leave_out_holes() {
     let c = s.chunk();
     assert_eq!((c.kind, c.done, c.data), (chunk::OFFSET_HOLE, true, hole(70 * K, 100 * K)));
 
-    // Small ones, and nothing.
+    // Small reads, and an empty one.
     s.request(cmd::READ, 0, 45, 64 * K, 4096);
     assert_eq!(s.chunk().data, data(64 * K, &[0; 4096]));
     s.request(cmd::READ, 0, 46, 0, 0);
@@ -579,7 +579,7 @@ fn stop_refuses_while_clients_are_connected() {
     c.request(cmd::DISC, 0, 1, 0, 0);
     assert!(c.is_closed());
     eventually("the client is gone", || f.server.holders().is_empty());
-    // One that only shakes hands does not count.
+    // A client that only negotiates does not count.
     f.server.stop().unwrap();
     assert!(!f.path.exists());
     assert!(half_open.is_closed());
@@ -590,7 +590,7 @@ fn shutdown_cuts_clients_and_lets_go_of_the_device() {
     let device = volume(SIZE);
     let mut f = Fixture::new(Arc::clone(&device) as Arc<dyn Device>);
     let mut clients: Vec<Client> = (0..4).map(|_| f.transmit(false)).collect();
-    // One that does not read its replies: the server's thread is blocked in sending.
+    // A client that does not read its replies: the server's thread is blocked in sending.
     for i in 0..8 {
         clients[0].request(cmd::READ, 0, i, 0, 16 << 20);
     }
@@ -604,7 +604,7 @@ fn shutdown_cuts_clients_and_lets_go_of_the_device() {
     assert_eq!(Arc::strong_count(&device), 1);
 }
 
-/// As where a log is full and the backing store takes nothing.
+/// As with a full log and a backing store that accepts no writes.
 #[test]
 fn a_request_that_does_not_end_does_not_hold_up_a_shutdown() {
     let device = Watched::new();
@@ -630,7 +630,7 @@ fn a_request_that_does_not_end_does_not_hold_up_a_shutdown() {
     assert_eq!(device.seen.lock().len(), 1, "nothing more is begun");
 }
 
-/// However long it takes to come.
+/// However long the payload takes to arrive.
 #[test]
 fn a_payload_counts_as_soon_as_it_has_a_place() {
     let device = volume(64 << 20);
@@ -643,7 +643,7 @@ fn a_payload_counts_as_soon_as_it_has_a_place() {
     eventually("it counts", || device.stats().buffers_bytes >= before + (3 << 18));
     c.send(&vec![1; 1 << 19]);
     assert_eq!(c.simple(1), 0);
-    // A buffer that is not used is given back.
+    // An unused buffer is returned.
     eventually("it is free", || device.stats().buffers_bytes <= before + (1 << 17));
 }
 

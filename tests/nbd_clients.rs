@@ -1,6 +1,6 @@
-//! The NBD server against the clients that people use: libnbd's tools, qemu-img, fio.
+//! The NBD server with common clients: libnbd's tools, qemu-img, fio.
 //!
-//! A client that is not installed is named as skipped.
+//! A missing client is reported as skipped.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 #[path = "support/nbd.rs"]
@@ -15,7 +15,7 @@ use ztier::device::{Device, Extent, ExtentKind};
 use ztier::export::Export;
 use ztier::export::nbd::{Listen, Options, Server};
 
-/// Whether `program` is on the path; says so if not.
+/// Whether `program` is on the path; prints a message if not.
 fn installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).any(|d| d.join(program).is_file());
@@ -30,7 +30,7 @@ fn run(line: &[&str]) -> Output {
     Command::new("timeout").arg("60").args(line).output().unwrap()
 }
 
-/// The same; it has to succeed. Returns what it printed.
+/// Runs a command that has to succeed. Returns its output.
 fn succeed(line: &[&str]) -> String {
     let out = run(line);
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
@@ -107,7 +107,7 @@ fn nbdinfo_sees_what_is_offered() {
     assert_eq!(succeed(&["nbdinfo", "--size", &uri]).trim(), SIZE.to_string());
     let list = json(&succeed(&["nbdinfo", "--list", "--json", &uri]));
     assert_eq!(list["exports"][0]["export-name"], "disk");
-    // The default export is the same one; another one is not there.
+    // The default export is the same one; no other exists.
     let socket = uri.split_once('?').unwrap().1;
     assert_eq!(
         succeed(&["nbdinfo", "--size", &format!("nbd+unix:///?{socket}")]).trim(),
@@ -207,7 +207,7 @@ fn fio_verifies_random_writes_reads_and_trims() {
             .unwrap();
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
         assert!(out.status.success(), "{line:?}\n{text}");
-        // The engine announces itself before the report.
+        // The engine prints a line before the report.
         json(&text[text.find("\n{").map_or(0, |at| at + 1)..])
     };
     for (rw, bs) in [("randwrite", "4k"), ("randrw", "512-64k"), ("randwrite", "1000-300000")] {
@@ -222,7 +222,7 @@ fn fio_verifies_random_writes_reads_and_trims() {
     let report = job("trims", &trims);
     assert_eq!(report["jobs"][0]["error"], 0);
     assert!(report["jobs"][0]["trim"]["total_ios"].as_u64().unwrap() > 100);
-    // All kinds at once, from three connections.
+    // All kinds of requests at once, over three connections.
     let verify = ["--bs=4k", "--iodepth=16", "--verify=crc32c", "--loops=2"];
     let second = ["--name=trimwrite", "--rw=randtrimwrite", "--offset=32m", "--size=16m"];
     let third = ["--name=other", "--rw=randrw", "--offset=48m", "--size=16m"];
@@ -264,7 +264,7 @@ fn nbdfuse_shows_the_volume_as_a_file() {
         shown.read_exact_at(&mut back, 0).unwrap();
         back == bytes
     };
-    // Unmounting ends nbdfuse, also if something above went wrong.
+    // Unmounting ends nbdfuse, also if an earlier step failed.
     let unmounted = run(&["fusermount3", "-u", file.to_str().unwrap()]).status.success()
         || run(&["umount", "-l", file.to_str().unwrap()]).status.success();
     if !unmounted {
@@ -286,8 +286,8 @@ fn wait_until(mut holds: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Socket activation as libnbd's tools do it: they start this very program with a socket, and in it
-/// this test, which then is the server.
+/// Socket activation as in libnbd's tools: they start this program with a socket, and in it this
+/// test, which then is the server.
 #[test]
 fn socket_activation() {
     if std::env::var("LISTEN_PID").is_ok_and(|pid| pid == std::process::id().to_string()) {

@@ -1,5 +1,5 @@
-//! Arbitrary bytes to the NBD server: no thread panics, no allocation beyond its bound, and others
-//! are served as before.
+//! Arbitrary bytes for the NBD server: no thread panics, no allocation exceeds its bound, and other
+//! clients are served as before.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/nbd.rs"]
@@ -17,12 +17,12 @@ use ztier::export::nbd::proto::{self, cmd, opt};
 /// Small, so that random ranges are often inside.
 const SIZE: u64 = 64 << 10;
 
-/// The system's allocator, which remembers the largest request since the last reset.
+/// The system's allocator, with a record of the largest request since the last reset.
 struct Largest;
 
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
 static PANICS: AtomicUsize = AtomicUsize::new(0);
-/// One test at a time: the two above belong to the process.
+/// One test at a time: the two statics above belong to the process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 // SAFETY: every call goes to the system's allocator as it is.
@@ -54,7 +54,7 @@ unsafe impl GlobalAlloc for Largest {
 #[global_allocator]
 static ALLOCATOR: Largest = Largest;
 
-/// Counts panics of the server's threads, which go unnoticed otherwise.
+/// Counts panics of the server's threads, which would go unnoticed otherwise.
 fn watch_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
@@ -68,7 +68,7 @@ fn watch_panics() {
     });
 }
 
-/// Sends `bytes`, says that nothing more comes, and reads until the server hangs up.
+/// Sends `bytes`, shuts the sending side down, and reads until the server hangs up.
 fn speak(mut c: Client, bytes: Vec<u8>) {
     let mut writer = c.stream.try_clone().unwrap();
     let sender = std::thread::spawn(move || {
@@ -81,7 +81,7 @@ fn speak(mut c: Client, bytes: Vec<u8>) {
     sender.join().unwrap();
 }
 
-/// Feeds the server and checks that nothing came of it.
+/// Sends bytes to the server, and checks that it survives without panics or large allocations.
 fn survives(f: &Fixture, client: Client, bytes: Vec<u8>, largest: usize) {
     LARGEST.store(0, Ordering::Relaxed);
     speak(client, bytes);
@@ -97,7 +97,7 @@ fn noise(most: usize) -> impl Strategy<Value = Vec<u8>> {
     proptest::collection::vec(any::<u8>(), 0..most)
 }
 
-/// An option that may be right, or nearly.
+/// A valid or nearly valid option.
 fn option() -> impl Strategy<Value = Vec<u8>> {
     let data = prop_oneof![
         noise(40),
@@ -115,7 +115,7 @@ fn option() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// A request that may be right, or nearly.
+/// A valid or nearly valid request.
 fn anything() -> impl Strategy<Value = Vec<u8>> {
     let command = prop_oneof![8 => 0u16..9, 1 => any::<u16>()];
     let flags = prop_oneof![4 => Just(0), 2 => 0u16..32, 1 => any::<u16>()];
@@ -137,7 +137,7 @@ fn config() -> ProptestConfig {
     ProptestConfig { cases: 48, failure_persistence: None, ..Default::default() }
 }
 
-/// Held for a whole test, because inputs are made by allocating, too.
+/// Held for a whole test, because making inputs allocates, too.
 fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
@@ -153,7 +153,8 @@ fn handshakes() {
         let mut bytes = flags.to_be_bytes().to_vec();
         options.iter().for_each(|o| bytes.extend(o));
         bytes.extend(tail);
-        // The test's own bytes are the largest thing around, or else the server's buffers.
+        // The largest allocation is that of the test's own bytes, or else that of the server's
+        // buffers.
         let own = bytes.capacity().max(512 << 10);
         survives(&f, f.connect(), bytes, own);
     });
@@ -170,12 +171,12 @@ fn transmissions() {
         let client = f.transmit(structured);
         let mut bytes: Vec<u8> = requests.concat();
         bytes.extend(tail);
-        // No request of more than the device is carried out, so no buffer grows beyond that.
+        // No request longer than the device is carried out, so no buffer grows beyond its size.
         survives(&f, client, bytes, (1 << 20) + SIZE as usize);
     });
 }
 
-/// The bound of a single request is the payload that the protocol allows, whatever the device is.
+/// The bound of a single request is the payload that the protocol allows, for any device.
 #[test]
 fn the_largest_buffer_is_that_of_the_largest_payload() {
     let _alone = alone();

@@ -1,5 +1,5 @@
-//! Large NBD requests: piece by piece, within memory that all clients share, and cut off where they
-//! hold up others.
+//! Large NBD requests: served in pieces, within memory that all clients share, and cut off where
+//! they delay other clients.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/nbd.rs"]
@@ -28,7 +28,7 @@ fn noise(len: usize, seed: u64) -> Vec<u8> {
 #[test]
 fn the_largest_write_needs_no_memory_beside_its_data() {
     let max = proto::MAX_PAYLOAD as usize;
-    // As much as the data takes, the least that any volume needs, and little more.
+    // The memory of the data, the minimum of any volume, and little more.
     let device = volume(64 << 20);
     let f = Fixture::new(Arc::clone(&device) as Arc<dyn Device>);
     let mut c = f.transmit(true);
@@ -102,16 +102,16 @@ fn clients_that_stand_still_have_bounded_memory_and_hold_up_no_other_for_long() 
     for i in 0..64 {
         assert_eq!(c.write(0, i * 4096, &noise(4096, i + 1)), 0);
     }
-    // Bases of 49 connections, and the shares.
+    // Base buffers of 49 connections, and the shares.
     let most = 49 * (600 << 10) + (52 << 20);
     assert!(device.stats().buffers_bytes < most, "{}", device.stats().buffers_bytes);
-    // A large one gets its turn.
+    // A large request gets its share.
     c.stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     c.stream.set_write_timeout(Some(Duration::from_secs(120))).unwrap();
     assert_eq!(c.write(0, 1 << 20, &noise(4 << 20, 9)), 0);
     assert!(device.stats().buffers_bytes < most, "{}", device.stats().buffers_bytes);
-    // What was sent before the cut is read first: as much as a socket holds, and no more, which
-    // would be a client that moves on.
+    // Data sent before the cut is read first: as much as a socket holds, and no more, as more would
+    // mean a client that progresses.
     let cut = others.iter().filter(|other| {
         other.stream.set_nonblocking(true).unwrap();
         let mut bytes = vec![0; 64 << 10];

@@ -1,5 +1,5 @@
-//! Older copies and snapshots of a log are refused, in each state that a log has. A log that is not
-//! older is never refused, whenever its daemon is killed.
+//! Older copies and snapshots of a log are refused, in each state of a log. A log that is not older
+//! is never refused, whenever its daemon is killed.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -13,7 +13,7 @@ use std::fs::{self, File};
 use std::time::Duration;
 use support::place::{BLOCK, BLOCKS, Place, content};
 
-/// No sample of the identity is near.
+/// No sample of the identity is near this block.
 const FIRST: u64 = 200;
 const COUNT: u64 = 20;
 
@@ -77,7 +77,7 @@ fn a_copy_from_before_a_drain_is_not_put_over_what_was_written_since() {
     copy(&place.log, &old);
     up(&place, &[]);
     down(&place, &["--drain"]);
-    // Used by itself.
+    // Used without its log.
     let bare = ["up", "vol", "--export", "nbd", "--backing", &place.backing];
     place.sandbox.ztier(&bare).ok();
     write(&place, 2);
@@ -92,7 +92,7 @@ fn a_copy_from_before_a_drain_is_not_put_over_what_was_written_since() {
         "ztier log format DEV --backing DEV --force",
     ];
     refused(&place, &[], &says);
-    // Other flags do not accept it.
+    // Other flags do not accept the older log.
     refused(&place, &["--accept-changed-backing", "--moved", "--accept-loss"], &[OLDER]);
     // The name does not matter.
     let other = format!("{}.other", place.log);
@@ -102,18 +102,18 @@ fn a_copy_from_before_a_drain_is_not_put_over_what_was_written_since() {
         .map(|arg| if arg == place.log { &other } else { arg })
         .collect();
     place.sandbox.ztier(&args).refused(5, &[&other, OLDER]);
-    // A volume that is up refuses it as well.
+    // A running volume refuses it as well.
     place.sandbox.ztier(&bare).ok();
     place.sandbox.ztier(&["restart", "vol", "--log", &place.log]).refused(5, &["holds data"]);
     check(&place, 2);
     down(&place, &[]);
-    // The step that the message gives loses nothing.
+    // The step that the message suggests loses nothing.
     let format = ["log", "format", &place.log, "--backing", &place.backing, "--force"];
     place.sandbox.ztier(&format).ok();
     up(&place, &[]);
     check(&place, 2);
     down(&place, &["--drain"]);
-    // The log that was drained last holds nothing: it may come back.
+    // The log after the last drain holds nothing: it may come back.
     copy(&drained, &place.log);
     up(&place, &[]);
     check(&place, 2);
@@ -134,12 +134,12 @@ fn a_copy_from_before_more_was_written_is_not_the_log() {
     copy(&place.log, &new);
     copy(&old, &place.log);
     refused(&place, &[], &[OLDER, "give the newer log", &place.log, "--accept-older-log"]);
-    // The newer one is as good as ever, also in another place.
+    // The newer log is still valid, also in another place.
     copy(&new, &place.log);
     up(&place, &[]);
     check(&place, 2);
     down(&place, &[]);
-    // With the flag the older one is accepted. From then on the newer ones are refused.
+    // With the flag the older log is accepted. From then on the newer ones are refused.
     let newest = format!("{}.newest", place.log);
     copy(&place.log, &newest);
     copy(&old, &place.log);
@@ -162,7 +162,7 @@ fn a_copy_from_before_more_was_written_is_not_the_log() {
     down(&place, &["--drain"]);
 }
 
-/// A copy of a log that held nothing is not the one that holds something.
+/// A copy of an empty log does not replace the log that holds data.
 #[test]
 fn an_empty_copy_does_not_hide_what_the_log_holds() {
     let place = Place::new();
@@ -184,7 +184,7 @@ fn an_empty_copy_does_not_hide_what_the_log_holds() {
     down(&place, &["--drain"]);
 }
 
-/// A copy that was taken while the volume was at work, or after its daemon was killed.
+/// A copy taken while the volume was up, or after its daemon was killed.
 #[test]
 fn a_copy_from_a_volume_at_work_is_an_older_state_as_well() {
     let place = Place::new();
@@ -229,7 +229,7 @@ fn each_log_that_a_backing_store_had_is_remembered() {
     place.sandbox.kill("vol");
     copy(&second, &old_second);
     place.sandbox.ztier(&["restart", "vol"]).ok();
-    // Back to the first one, which holds nothing.
+    // Back to the first log, which holds nothing.
     place.sandbox.ztier(&["restart", "vol", "--log", &place.log]).ok();
     check(&place, 2);
     write(&place, 3);
@@ -265,14 +265,14 @@ fn a_log_may_move() {
     check(&place, 1);
     write(&place, 2);
     down(&place, &[]);
-    // What stayed behind is the older one now.
+    // The copy left behind is the older one now.
     refused(&place, &[], &[&place.log, OLDER, "give the newer log", "last on", &other]);
     place.sandbox.ztier(&moved).ok();
     check(&place, 2);
     down(&place, &["--drain"]);
 }
 
-/// Both drives were put back to one moment. They are consistent, which only the user can know.
+/// Both drives were restored to the same moment. They are consistent, which only the user can know.
 #[test]
 fn a_pair_that_was_put_back_goes_on_at_a_word() {
     let place = Place::new();
@@ -288,7 +288,7 @@ fn a_pair_that_was_put_back_goes_on_at_a_word() {
     refused(&place, &[], &[OLDER, "only if", "was put back to that state, too"]);
     let said = place.sandbox.ztier(&with(&place, &["--accept-older-log"]));
     if said.err.contains("the kernel counted changes") {
-        // Putting it back was a write.
+        // Restoring the backing store was a write.
         up(&place, &["--accept-older-log", "--accept-changed-backing"]);
     } else {
         said.ok();
@@ -297,7 +297,7 @@ fn a_pair_that_was_put_back_goes_on_at_a_word() {
     down(&place, &["--drain"]);
 }
 
-/// A pair and its copy go separate ways on one machine, each with what it has.
+/// A pair and its copy diverge on one machine, each with its own state.
 #[test]
 fn a_copy_of_both_drives_makes_neither_older() {
     let place = Place::new();
@@ -320,7 +320,7 @@ fn a_copy_of_both_drives_makes_neither_older() {
     check(&place, 1);
     write(&place, 2);
     down(&place, &["--drain"]);
-    // A copy that is older than the log was when it came is one, also for a backing store that this
+    // A copy older than the log at its first use is refused, also for a backing store that this
     // machine sees for the first time.
     let third = format!("{}.third", place.backing);
     copy(&copies[0], &third);
@@ -370,7 +370,7 @@ fn a_word_for_what_is_not_so_is_refused() {
 }
 
 /// The daemon is killed while it comes up, works, drains, goes down or is replaced. `ZTIER_KILLS`
-/// sets how often.
+/// sets the number of kills.
 #[test]
 fn no_kill_makes_a_log_older_than_it_is() {
     let place = Place::new();
@@ -390,7 +390,7 @@ fn no_kill_makes_a_log_older_than_it_is() {
             _ => spawn(&["restart", "vol"]),
         };
         std::thread::sleep(Duration::from_micros(round * 3711 % 60_000));
-        // Daemon and memory holder, also the next ones.
+        // Daemon and memory holder, also their successors.
         kill_all(&place);
         support::sandbox::wait(&mut command);
         kill_all(&place);
@@ -416,7 +416,7 @@ fn no_kill_makes_a_log_older_than_it_is() {
     assert!(backing[at..at + BLOCK as usize] == content(FIRST, kills));
 }
 
-/// Kills every process of the sandbox's volume, by its own run directory in its environment.
+/// Kills every process of the sandbox's volume, found by its run directory in the environment.
 fn kill_all(place: &Place) {
     let mark = format!("ZTIER_RUN_DIR={}\0", place.sandbox.run_dir().display());
     for entry in fs::read_dir("/proc").unwrap().flatten() {

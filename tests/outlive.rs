@@ -1,6 +1,5 @@
 //! Volumes that outlive their daemons: killed while clients write, replaced on purpose, resumed
-//! with other settings, with a memory holder that dies. What was acknowledged is there, flushed or
-//! not.
+//! with other settings, with a memory holder that dies. Acknowledged data is there, flushed or not.
 #![allow(clippy::unwrap_used)]
 
 mod support {
@@ -26,7 +25,7 @@ use support::sandbox::{Guard, PATIENCE, Sandbox, eventually, finish, finish_with
 use ztier::control::{Client, Request};
 
 const BLOCK: u64 = 4096;
-/// Blocks that each writer has for itself.
+/// Blocks of each writer.
 const OWN: u64 = 600;
 const WRITERS: u64 = 3;
 const UP: [&str; 8] = ["up", "vol", "--size", "64M", "--export", "nbd", "--segment", "64K"];
@@ -35,7 +34,7 @@ fn connect(sandbox: &Sandbox) -> Disk {
     Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol")
 }
 
-/// Blocks of all kinds: some shrink well, some not at all, some are one word again and again.
+/// Blocks of all kinds: compressible, incompressible, and one repeated word.
 fn content(block: u64, version: u64) -> Vec<u8> {
     let word = block << 32 | version;
     match version % 4 {
@@ -49,8 +48,7 @@ fn content(block: u64, version: u64) -> Vec<u8> {
     }
 }
 
-/// What one writer knows of its blocks: the version that was acknowledged, and the one that was
-/// asked for.
+/// A writer's knowledge of its blocks: the acknowledged version, and the requested one.
 struct Own {
     first: u64,
     known: Vec<(u64, u64)>,
@@ -62,7 +60,7 @@ impl Own {
         Self { first: writer * OWN, known: vec![(0, 0); OWN as usize], version: 0 }
     }
 
-    /// Writes until the daemon is gone. Counts the writes that were acknowledged.
+    /// Writes until the daemon is gone. Counts the acknowledged writes.
     fn write(&mut self, mut disk: Disk, mut seed: u64, done: &AtomicU64) {
         loop {
             seed ^= seed << 13;
@@ -80,7 +78,7 @@ impl Own {
         }
     }
 
-    /// Every block is whole and as it was acknowledged, or as it was asked for last.
+    /// Every block is complete and has the acknowledged version, or the one requested last.
     fn check(&mut self, disk: &mut Disk) {
         for (own, (acknowledged, asked)) in (0..).zip(&mut self.known) {
             let block = self.first + own;
@@ -98,7 +96,7 @@ impl Own {
     }
 }
 
-/// Waits until as much was written as a fast machine has written by now, but not for long.
+/// Waits until `enough` writes are done, as on a fast machine, but only for a limited time.
 fn await_writes(done: &AtomicU64, enough: u64) {
     let end = Instant::now() + Duration::from_secs(5);
     while done.load(Ordering::Relaxed) < enough && Instant::now() < end {
@@ -106,7 +104,7 @@ fn await_writes(done: &AtomicU64, enough: u64) {
     }
 }
 
-/// Kills the daemon `kills` times while all writers write, and goes on by `again`.
+/// Kills the daemon `kills` times while all writers write, and resumes with `again`.
 fn kill_under_load(sandbox: &Sandbox, kills: u64, again: &[&str]) {
     let mut owns: Vec<Own> = (0..WRITERS).map(Own::new).collect();
     let done = AtomicU64::new(0);
@@ -145,12 +143,12 @@ fn nothing_acknowledged_is_lost_with_the_daemon() {
     kill_under_load(&sandbox, 30, &["restart", "vol"]);
 }
 
-/// The daemon is asked to recompress everything all the while, and dies in the midst of that.
+/// A client requests recompression of everything all the time, and the daemon dies during that.
 #[test]
 fn nothing_acknowledged_is_lost_of_what_was_being_recompressed() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&UP).ok();
-    // The thread that recompresses has the lowest priority: it may take long.
+    // The recompression thread has the lowest priority: it may take long.
     let recompress = || {
         let command = sandbox.command(&["set", "vol", "recompress=now"]);
         finish_within(command, Duration::from_secs(180))
@@ -160,7 +158,8 @@ fn nothing_acknowledged_is_lost_of_what_was_being_recompressed() {
         let asker = scope.spawn(|| {
             let mut asked = 0;
             while !stop.load(Ordering::Relaxed) {
-                // Fails while there is no daemon, or if the daemon dies before it is done.
+                // Fails while there is no daemon, or if the daemon dies before the recompression
+                // ends.
                 asked += u64::from(recompress().out.starts_with("vol: size="));
             }
             asked
@@ -189,7 +188,7 @@ fn nothing_acknowledged_is_lost_of_what_was_spilled() {
 #[test]
 fn nothing_acknowledged_is_lost_at_the_limit() {
     let sandbox = Sandbox::new();
-    // So little that cleaning never stops.
+    // So low that cleaning never stops.
     let up = [&UP[..], &["--ram-limit", "9M"]].concat();
     sandbox.ztier(&up).ok();
     kill_under_load(&sandbox, 20, &up);
@@ -198,7 +197,7 @@ fn nothing_acknowledged_is_lost_at_the_limit() {
 #[test]
 fn nothing_acknowledged_is_lost_with_the_daemon_of_a_log() {
     let sandbox = Sandbox::new();
-    // Full after a few rounds, so writeback and new laps are killed, too.
+    // Full after a few rounds, so that kills also hit writeback and new laps.
     let [fast, slow] = [("fast", 12 << 20), ("slow", 64 << 20)].map(|(name, size)| {
         let path = sandbox.path().join(name);
         std::fs::File::create(&path).unwrap().set_len(size).unwrap();
@@ -233,9 +232,8 @@ fn a_restart_changes_nothing_but_the_daemon() {
     assert_eq!(sandbox.files(), [""; 0]);
 }
 
-/// Stands between commands and a daemon: passes on what either says, and stops the daemon before it
-/// hears that it is to go ahead. The receiver hears of it when the daemon is stopped and has been
-/// told.
+/// A proxy between commands and a daemon: forwards both directions, and stops the daemon before the
+/// daemon gets `go`. The receiver is notified when the daemon is stopped and `go` is sent.
 fn stop_at_go(sandbox: &Sandbox, daemon: Pid) -> Receiver<()> {
     let (socket, behind) = (sandbox.run_dir().join("vol.sock"), sandbox.path().join("behind"));
     std::fs::rename(&socket, &behind).unwrap();
@@ -268,7 +266,7 @@ fn stop_at_go(sandbox: &Sandbox, daemon: Pid) -> Receiver<()> {
     hears
 }
 
-/// A restart whose daemon is stopped when it has been told to go ahead. Its volume has data.
+/// A restart whose daemon is stopped when `go` was sent. Its volume has data.
 fn restart_of_one_that_is_late(sandbox: &Sandbox, complaints: Stdio) -> (Guard, Pid) {
     sandbox.ztier(&UP).ok();
     connect(sandbox).write(8192, &content(2, 1));
@@ -281,13 +279,13 @@ fn restart_of_one_that_is_late(sandbox: &Sandbox, complaints: Stdio) -> (Guard, 
     (child, late)
 }
 
-/// No answer is no refusal: when the present daemon leaves at last, the next one is there.
+/// A missing answer is no refusal: when the present daemon leaves at last, the next one takes over.
 #[test]
 fn a_daemon_that_leaves_late_has_a_successor() {
     let sandbox = Sandbox::new();
     let (mut restart, late) = restart_of_one_that_is_late(&sandbox, Stdio::piped());
     let mut said = String::new();
-    // A minute is how long it waits for an answer.
+    // The command waits a minute for an answer.
     BufReader::new(restart.0.stderr.as_mut().unwrap()).read_line(&mut said).unwrap();
     kill_process(late, Signal::CONT).unwrap();
     assert_eq!(support::sandbox::wait(&mut restart.0), 0, "{said}");
@@ -296,7 +294,7 @@ fn a_daemon_that_leaves_late_has_a_successor() {
     assert_eq!(connect(&sandbox).read(8192, 4096), content(2, 1));
 }
 
-/// The command that asks for a restart may be gone when the restart comes about.
+/// The command that requested a restart may be gone when the restart happens.
 #[test]
 fn the_next_daemon_serves_though_no_command_waits_for_it() {
     let sandbox = Sandbox::new();
@@ -311,7 +309,7 @@ fn the_next_daemon_serves_though_no_command_waits_for_it() {
     assert_eq!(connect(&sandbox).read(8192, 4096), content(2, 1));
 }
 
-/// A daemon that was never told to leave has no successor that waits for its end.
+/// A daemon that never got `go` has no successor that waits for its end.
 #[test]
 fn a_restart_that_was_given_up_leaves_no_daemon_behind() {
     let sandbox = Sandbox::new();
@@ -354,9 +352,9 @@ fn a_daemon_in_the_foreground_replaces_itself() {
     assert_eq!(sandbox.files(), [""; 0]);
 }
 
-/// A daemon in the foreground that serves `listener` and nothing else.
+/// A daemon in the foreground that serves only `listener`.
 fn activated(sandbox: &Sandbox, listener: UnixListener) -> Guard {
-    // The shell's own number is the program's: it replaces itself.
+    // The shell's pid is the program's: it replaces itself.
     let script = "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\" --foreground 3<&0 </dev/null";
     let program = sandbox.command(&UP);
     let mut shell = Command::new("sh");
@@ -425,10 +423,10 @@ fn settings_that_memory_decides_stay_and_others_follow() {
     assert_eq!(disk.read(60 << 20, 4096), content(1, 1));
 }
 
-/// Neither the limit that memory was made with nor a later one denies access to what is in memory.
+/// Neither the limit of the memory's maker nor a later one denies access to the content of memory.
 #[test]
 fn a_limit_that_does_not_go_with_what_is_kept_gives_way() {
-    // Memory is made for as much as its group may have.
+    // Memory is made for the group's whole limit.
     let Some(group) = Group::new("outlive", 128 << 20) else { return };
     let sandbox = Sandbox::new();
     let flags = |limit| [&UP[..], &["--ram-limit", limit]].concat();
@@ -444,7 +442,7 @@ fn a_limit_that_does_not_go_with_what_is_kept_gives_way() {
         disk.write(block * BLOCK, &content(block, 1));
     }
     sandbox.kill("vol");
-    // Less than what is stored.
+    // Less than the stored data.
     let less = up("16M");
     assert!(less.err.contains("its ram-limit is 64 MiB: what it holds takes"), "{less:?}");
     less.ok();
@@ -475,7 +473,7 @@ fn a_memory_holder_that_dies_is_replaced() {
     sandbox.kill("vol");
     sandbox.ztier(&["restart", "vol"]).ok();
     assert_eq!(connect(&sandbox).read(4096, 4096), content(1, 2));
-    // Also one that an earlier daemon has started.
+    // Also for a memory holder that an earlier daemon has started.
     replaced();
     sandbox.kill("vol");
     sandbox.ztier(&["restart", "vol"]).ok();

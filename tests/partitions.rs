@@ -1,7 +1,7 @@
-//! Partitions on the block device by FUSE: found, held, and gone with the device.
+//! Partitions on the block device by FUSE: found, in use, and gone with the device.
 //!
-//! Needs root, `/dev/fuse` and loop devices; where they are missing every test says `skipped:` and
-//! why. Every command has a time limit.
+//! Needs root, `/dev/fuse` and loop devices; where these are missing every test prints `skipped:`
+//! and the reason. Every command has a time limit.
 #![cfg(feature = "fuse")]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -18,7 +18,7 @@ use shell::{missing, ok};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A volume that is up, and its loop device; `None`, and says why, where there can be none.
+/// Brings a volume up; returns its loop device, or `None` with a message where there can be none.
 fn up(sandbox: &Sandbox, name: &str) -> Option<PathBuf> {
     let up = sandbox.ztier(&["up", name, "--size", "64M", "--export", "fuse"]);
     if up.status != 0 {
@@ -37,7 +37,7 @@ fn name() -> String {
     format!("parts{}.{count}", std::process::id())
 }
 
-/// The partitions of a device, as the kernel has them.
+/// The partitions of a device in the kernel.
 fn partitions(device: &Path) -> Vec<PathBuf> {
     let sys = Path::new("/sys/block").join(device.file_name().unwrap());
     let all = fs::read_dir(sys).unwrap().map(|entry| entry.unwrap().path());
@@ -45,7 +45,7 @@ fn partitions(device: &Path) -> Vec<PathBuf> {
     all.map(|path| Path::new("/dev").join(path.file_name().unwrap())).collect()
 }
 
-/// A partition table of DOS with one partition of Linux, of `count` blocks from `start` on.
+/// A DOS partition table with one Linux partition, of `count` blocks from `start` on.
 fn table(start: u32, count: u32) -> Vec<u8> {
     let mut bytes = vec![0; 4096];
     bytes[446 + 4] = 0x83;
@@ -55,14 +55,15 @@ fn table(start: u32, count: u32) -> Vec<u8> {
     bytes
 }
 
-/// Writes it and has the kernel read it, as `sfdisk` does; `None` where the kernel knows no tables.
+/// Writes a table and makes the kernel read it, as `sfdisk` does; `None` where the kernel supports
+/// no tables.
 fn part(device: &Path) -> Option<PathBuf> {
     fs::write(device, table(256, 8192)).unwrap();
     ok(20, "blockdev", &["--rereadpt", device.to_str().unwrap()]);
     partitions(device).pop()
 }
 
-/// Makes a partition as `partx` does, which reads the table itself.
+/// Adds a partition as `partx` does, which reads the table itself.
 fn add(device: &Path) -> PathBuf {
     ok(20, "addpart", &[device.to_str().unwrap(), "1", "2048", "65536"]);
     partitions(device).pop().unwrap()
@@ -97,7 +98,7 @@ fn a_partition_that_is_mounted_holds_the_volume() {
     assert!(partitions(&device).is_empty(), "{:?}", partitions(&device));
 }
 
-/// What a table says is there again with the next daemon, and not on a device that is gone.
+/// The partitions of a table are there again with the next daemon, and not on a removed device.
 #[test]
 fn partitions_come_back_with_a_restart() {
     let sandbox = Sandbox::new();
@@ -116,8 +117,8 @@ fn partitions_come_back_with_a_restart() {
     assert!(partitions(&again).is_empty());
 }
 
-/// A partition that a program has added by itself to a device that is not scanned outlives what the
-/// device shows. It must not be one of the next volume there.
+/// A partition that a program has added to an unscanned device outlives the device's backing file.
+/// It must not become one of the next volume there.
 #[test]
 fn partitions_of_an_earlier_user_are_not_those_of_the_volume() {
     let sandbox = Sandbox::new();
@@ -126,7 +127,7 @@ fn partitions_of_an_earlier_user_are_not_those_of_the_volume() {
     }
     let file = sandbox.path().join("image");
     fs::File::create(&file).unwrap().set_len(64 << 20).unwrap();
-    // Other programs may take the device that is free meanwhile.
+    // Other programs may take the free device meanwhile.
     for _ in 0..5 {
         let earlier = Loop::on(&file, &[]);
         ok(20, "addpart", &[earlier.path(), "3", "2048", "16384"]);
@@ -152,7 +153,7 @@ fn partitions_of_an_earlier_user_are_not_those_of_the_volume() {
     println!("skipped: other programs take each free loop device");
 }
 
-/// With the real programs, where they are there.
+/// Runs the real programs, where they exist.
 #[test]
 fn sfdisk_and_partprobe_work() {
     let sandbox = Sandbox::new();

@@ -1,6 +1,6 @@
-//! `tests/golden/reader.py`, a reader of logs that knows nothing but `docs/format.md`, says of each
-//! block what ztier says: of the golden images, of logs with every kind of record, and of
-//! damaged ones.
+//! `tests/golden/reader.py`, a reader of logs written from `docs/format.md` alone, agrees with
+//! ztier about each block: in golden images, in logs with every kind of record, and in damaged
+//! ones.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -23,11 +23,11 @@ use ztier::log::disk::format::{Data, Entry, Header, Kind, SUPER, SUPER_AT, Super
 use ztier::log::{self, Options, Policy};
 use ztier::media::Drive;
 
-/// What the log says of each block that it speaks of: the kind of its record, and its content
-/// unless it is lost, or there is no program here that decodes it.
+/// The log's content for each of its blocks: the kind of its record, and its bytes, unless the
+/// block is lost or no program here decodes it.
 type Blocks = BTreeMap<u64, (String, Option<Vec<u8>>)>;
 
-/// What the backing store has of each block, and no test writes.
+/// The backing store's content of each block, which no test writes.
 const BELOW: u8 = 0xee;
 const READER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/reader.py");
 const GOLDEN: [&str; 4] =
@@ -37,7 +37,7 @@ fn golden(name: &str) -> Vec<u8> {
     fs::read(format!("{}/tests/golden/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
 }
 
-/// What the reader says of an image, and what it has read; or the line with which it refuses it.
+/// The reader's result for an image, and its notes; or the line with which it refuses the image.
 fn seen(image: &[u8], options: &[&str]) -> Result<(Blocks, String), String> {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
@@ -106,8 +106,8 @@ fn read(from: &mut dyn Channel, block: u64) -> Result<Vec<u8>, IoError> {
     Ok(buf)
 }
 
-/// Asserts that a volume over the log's image and over a backing store of which each block is
-/// known gives what the reader says.
+/// Asserts that a volume over the log's image and over a backing store with known content agrees
+/// with the reader.
 fn assert_volume(image: &[u8], blocks: &Blocks) {
     let backing = Arc::new(RamDrive::new(BLOCKS * BLOCK));
     backing.write(0, &vec![BELOW; (BLOCKS * BLOCK) as usize]).unwrap();
@@ -129,8 +129,8 @@ fn assert_volume(image: &[u8], blocks: &Blocks) {
     volume.close().unwrap();
 }
 
-/// Asserts that reader and ztier agree on an image, with and without its checkpoint. Returns what
-/// they say, and what the reader has read.
+/// Asserts that reader and ztier agree on an image, with and without its checkpoint. Returns the
+/// common result, and the reader's notes.
 #[track_caller]
 fn agree(image: &[u8]) -> (Blocks, String) {
     let (blocks, notes) = seen(image, &[]).unwrap();
@@ -168,7 +168,7 @@ fn flush(to: &mut dyn Channel) {
     to.submit(Request::Flush, Instant::now()).unwrap();
 }
 
-/// A block of bytes that no codec shrinks.
+/// A block of incompressible bytes.
 fn noise(seed: u64) -> Vec<u8> {
     let mut state = seed << 8 | 0xb5;
     let mut next = || {
@@ -180,7 +180,7 @@ fn noise(seed: u64) -> Vec<u8> {
     (0..BLOCK).map(|_| next()).collect()
 }
 
-/// Text in which every line is different, and all are alike.
+/// Text in which all lines are different, but similar.
 fn text(seed: u64, blocks: u64) -> Vec<u8> {
     let line = |n: u64| format!("line {} of the text, sum {:x}\n", n, n.wrapping_mul(seed | 1));
     (0..).flat_map(|n| line(n).into_bytes()).take((blocks * BLOCK) as usize).collect()
@@ -192,7 +192,7 @@ fn open(pair: &mut Pair, algorithm: Algorithm, keep_percent: u64) -> Arc<LogVolu
     pair.open_with(LogOptions { algorithm, policy, log, ..LogOptions::default() })
 }
 
-/// Writes so much, and has it written back, that the log uses its slots again.
+/// Writes and drains so that the log reuses all of its slots.
 fn use_all_slots(pair: &mut Pair) {
     let volume = open(pair, Algorithm::None, 0);
     let mut channel = Arc::clone(&volume).channel();
@@ -206,14 +206,14 @@ fn use_all_slots(pair: &mut Pair) {
     assert!(superblock.written.segment > superblock.segments, "{superblock:?}");
 }
 
-/// A log that was opened three times, written back in between, with every kind of record, before
-/// and behind its checkpoint: while a volume is at work on it, and after it was closed.
+/// A log that was opened three times with writeback in between, with every kind of record, before
+/// and behind its checkpoint: while a volume uses it, and after it was closed.
 fn every_kind() -> [Vec<u8>; 2] {
     let mut pair = Pair::new(4 << 20);
     use_all_slots(&mut pair);
     let volume = open(&mut pair, Algorithm::Lz4, 0);
     let mut channel = Arc::clone(&volume).channel();
-    // What was damaged when it is written back is lost.
+    // A record that is damaged at its writeback is lost.
     write(&mut *channel, 0, &noise(1));
     write(&mut *channel, 1, &noise(2));
     flush(&mut *channel);
@@ -240,7 +240,7 @@ fn every_kind() -> [Vec<u8>; 2] {
         write(&mut *channel, block, &text(block, 8));
         flush(&mut *channel);
     }
-    // More than what was not compressed together.
+    // More blocks than those outside of clusters.
     eventually("a checkpoint with clusters", || {
         let found = log::inspect(&*drive(&pair.log.content()), false, false).unwrap();
         found.report.known > 50
@@ -275,7 +275,7 @@ fn logs_with_every_kind_of_record_are_read_as_the_page_says() {
     let (_, notes) = seen(&closed, &["--no-checkpoint"]).unwrap();
     assert!(!notes.contains(" 0 summaries"), "{notes}");
 
-    // What no header calls durable counts only if all of it is there.
+    // Chunks that no header calls durable count only if they are complete.
     let mut torn = at_work;
     let (at, of) = place_of(&torn, |header, _| header.durable <= header.chunk);
     torn[at] ^= 1;
@@ -283,7 +283,7 @@ fn logs_with_every_kind_of_record_are_read_as_the_page_says() {
     assert!(notes.contains(&format!("chunk {of} is torn")), "{notes}");
 }
 
-/// Where on the drive the payload of the last record that `fits` is, and in which chunk.
+/// Offset of the payload of the last record that `fits`, and the number of its chunk.
 fn place_of(image: &[u8], fits: impl Fn(&Header, &Data) -> bool) -> (usize, u64) {
     let found = log::inspect(&*drive(image), false, true).unwrap();
     let mut all = found
@@ -301,12 +301,12 @@ fn place_of(image: &[u8], fits: impl Fn(&Header, &Data) -> bool) -> (usize, u64)
     place.unwrap()
 }
 
-/// Blocks of which a log has copies.
+/// Blocks of which the log has copies.
 const HOT: u64 = 64;
 
-/// A log with copies of what was read, and with what was written back: while there are copies that
-/// are behind what is written, and after it was closed, with a checkpoint that knows more than
-/// what the backing store lacks. And the backing store then.
+/// A log with copies of read blocks, and with written-back records: while there are copies behind
+/// the last changes, and after it was closed, with a checkpoint that includes more than what the
+/// backing store lacks. Also the backing store at that time.
 fn copies() -> ([Vec<u8>; 2], Vec<u8>) {
     let mut pair = Pair::new(4 << 20);
     for block in 0..HOT {
@@ -337,7 +337,7 @@ fn copies() -> ([Vec<u8>; 2], Vec<u8>) {
     ([at_work, pair.log.content()], pair.backing.content())
 }
 
-/// Whether a log has copies behind what is written.
+/// Whether a log has copies behind the last changes.
 fn has_late_copies(image: &[u8]) -> bool {
     let found = log::inspect(&*drive(image), false, true).unwrap();
     let mut entries = found.chunks.iter().flat_map(|(_, entries)| entries);
@@ -360,12 +360,12 @@ fn copies_are_read_as_the_page_says() {
         let is = &backing[(block * BLOCK) as usize..][..BLOCK as usize];
         assert!(content.as_deref() == Some(is), "block {block} {kind}");
     }
-    // Over a backing store that may have changed, none of it counts.
+    // Over a backing store that may have changed, no copy counts.
     let (blocks, notes) = agree(&closed);
     assert!(blocks.keys().eq(&[102]) && notes.contains("pages, "), "{notes}");
     assert!(has_late_copies(&at_work));
     assert!(agree(&at_work).0.is_empty());
-    // One copy of the superblock is that of the log when it was made.
+    // One copy of the superblock is that of the newly made log.
     let mut mixed = closed;
     mixed[..SUPER].copy_from_slice(&Pair::new(4 << 20).log.content()[..SUPER]);
     assert!(agree(&mixed).0.keys().eq(&[102]));
@@ -406,7 +406,7 @@ fn damage_is_refused_as_the_page_says() {
             assert!(log::inspect(&*drive(&damaged(&[at])), false, true).is_err());
         }
     }
-    // A checkpoint costs nothing but time, a superblock has a copy.
+    // A lost checkpoint only costs time, and a superblock has a copy.
     let page = checkpoint_at(&found.superblock, &image);
     let (blocks, notes) = seen(&damaged(&[page + 70]), &[]).unwrap();
     assert!(blocks == whole && notes.contains("the checkpoint is not used: page 0"), "{notes}");
@@ -419,7 +419,7 @@ fn damage_is_refused_as_the_page_says() {
     assert!(line.contains("superblock A: the CRC of a superblock is wrong"), "{line}");
 }
 
-/// Where the checkpoint begins on the drive, in bytes.
+/// Offset of the checkpoint on the drive, in bytes.
 fn checkpoint_at(superblock: &Superblock, image: &[u8]) -> usize {
     let at = superblock.area_at(superblock.checkpoint.unwrap().area) as usize;
     assert_eq!(image[at..at + 4], *b"zCKP");

@@ -1,5 +1,5 @@
-//! Recompression: what is put together reads as before, takes less, comes apart when it is used
-//! again, and is left alone where nothing is gained.
+//! Recompression: clusters read as before, take less memory, are split when their blocks are used
+//! again, and are not made where they save nothing.
 #![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used, dead_code)]
 
@@ -32,7 +32,7 @@ fn options(ram_limit: u64, segment: u32) -> Options {
     }
 }
 
-/// Text, much of which neighbours have in common; LZ4 makes about half of it.
+/// Text that shares much with its neighbours; LZ4 compresses it to about half.
 fn text(block: u64, version: u64) -> Vec<u8> {
     const WORDS: [&str; 16] = [
         "memory", "is", "a", "log", "cut", "into", "segments", "which", "never", "change", "block",
@@ -115,8 +115,8 @@ impl Rig {
     }
 }
 
-/// Everything is put together, takes a quarter less, and reads as before: one by one, some at a
-/// time, and parts of blocks.
+/// Everything is put into clusters, takes a quarter less, and reads as before: one by one, some
+/// blocks at a time, and parts of blocks.
 #[test]
 fn what_is_together_takes_less_and_reads_the_same() {
     let mut rig = Rig::plain();
@@ -146,7 +146,7 @@ fn what_is_together_takes_less_and_reads_the_same() {
     rig.volume.audit().unwrap();
 }
 
-/// Clusters lose blocks one by one, are made anew of what is left, and are garbage at last.
+/// Clusters lose blocks one by one, are rebuilt from the rest, and become garbage at last.
 #[test]
 fn what_is_left_of_a_cluster_is_made_anew() {
     for discards in [false, true] {
@@ -163,11 +163,11 @@ fn what_is_left_of_a_cluster_is_made_anew() {
             }
             (0..20).for_each(|_| rig.volume.clean_now());
             rig.volume.audit().unwrap();
-            // Each once: a second time they would come out.
+            // Each block once: a second read would promote it.
             let part = |block: &u64| block / 16 % 4 == gone && block % 4 > gone;
             rig.check((0..BLOCKS).filter(part), text, 1);
             let stats = rig.stats();
-            // What is left shrinks, and no garbage stays uncounted.
+            // The rest shrinks, and all garbage is counted.
             let most = full.compr_data_bytes * (3 - gone) / 4 * 13 / 10;
             assert!(stats.compr_data_bytes <= most, "{gone} gone of {full:?}: {stats:?}");
             let frames = stats.compr_data_bytes * 11 / 10 + (3 << 16);
@@ -178,7 +178,7 @@ fn what_is_left_of_a_cluster_is_made_anew() {
 }
 
 /// A segment of clusters that was sealed for its garbage long before it was full holds little, but
-/// all of its memory: it is cleaned, however little of it is garbage.
+/// occupies all of its memory: it is cleaned, however little of it is garbage.
 #[test]
 fn what_was_sealed_early_takes_no_memory_for_long() {
     const ROUNDS: u64 = 12;
@@ -188,7 +188,7 @@ fn what_was_sealed_early_takes_no_memory_for_long() {
     for round in 0..ROUNDS {
         let first = round * (own + fillers);
         rig.fill(first..first + own, text, 1);
-        // Else it would still be in the open segment, where nothing is put together.
+        // Otherwise it would still be in the open segment, where no clusters are made.
         rig.fill(first + own..first + own + fillers, noise, 1);
         rig.recompress();
         (first + own..first + own + fillers).for_each(|block| rig.discard(block));
@@ -202,14 +202,14 @@ fn what_was_sealed_early_takes_no_memory_for_long() {
     assert!(stats.frames_bytes <= frames, "{stats:?}");
 }
 
-/// What does not shrink is left, and not tried again; what does beside it is found.
+/// Incompressible blocks are left, and not tried again; compressible ones beside them are found.
 #[test]
 fn what_does_not_pay_is_left_alone() {
     let mut rig = Rig::plain();
     rig.fill(0..BLOCKS / 2, noise, 1);
     let tried = rig.recompress();
     assert_eq!(tried.blocks_clustered, 0);
-    // Not all of a segment that is hopeless is tried either.
+    // Not all of a hopeless segment is tried, either.
     assert!(tried.recompress_in_vain > 0);
     let again = rig.recompress();
     assert_eq!(again.recompress_in_vain, tried.recompress_in_vain, "tried twice");
@@ -218,7 +218,7 @@ fn what_does_not_pay_is_left_alone() {
     assert!(after.blocks_clustered > BLOCKS / 2 * 9 / 10, "{after:?}");
     rig.check(0..BLOCKS / 2, noise, 1);
     rig.check(BLOCKS / 2..BLOCKS, text, 1);
-    // Blocks that shrink are put together without one that does not.
+    // Compressible blocks are put together without an incompressible one between them.
     let mut rig = Rig::plain();
     let mixed: Content = |b, v| if b % 4 == 2 { noise(b, v) } else { text(b, v) };
     rig.fill(0..BLOCKS, mixed, 1);
@@ -228,8 +228,8 @@ fn what_does_not_pay_is_left_alone() {
     rig.check(0..BLOCKS, mixed, 1);
 }
 
-/// A first read leaves a block where it is; a second takes it out, while there is room, and never
-/// more than that.
+/// A first read leaves a block in its cluster; a second one promotes it, while there is room, and
+/// never beyond that.
 #[test]
 fn a_second_read_promotes_within_the_limit() {
     let mut rig = Rig::plain();
@@ -242,7 +242,7 @@ fn a_second_read_promotes_within_the_limit() {
     assert_eq!(after.recompress_promoted_blocks, all - after.blocks_clustered);
     assert!(after.recompress_promoted_blocks > 300, "{after:?}");
     rig.volume.audit().unwrap();
-    // At the limit nothing comes out, however often it is read.
+    // At the limit no block is promoted, however often it is read.
     let limit = rig.stats().mem_used_bytes + (3 << 16);
     let mut options = options(limit, 64 << 10);
     options.size = BLOCKS * 2 * BLOCK as u64;
@@ -263,7 +263,7 @@ fn a_second_read_promotes_within_the_limit() {
     rig.check(BLOCKS / 2..end, noise, 1);
 }
 
-/// What was read since it was written stays as it is, once.
+/// A block that was read since its write is spared once.
 #[test]
 fn what_is_hot_is_not_cold() {
     let mut rig = Rig::plain();
@@ -278,8 +278,8 @@ fn what_is_hot_is_not_cold() {
     rig.check(0..BLOCKS, text, 1);
 }
 
-/// Any damage to a cluster shows in each of its blocks and nowhere else, stays damage when it is
-/// moved, and is mended block by block.
+/// Any damage to a cluster shows in each of its blocks and nowhere else, stays damage when the
+/// cluster is moved, and is repaired block by block.
 #[test]
 fn a_damaged_cluster_is_never_served() {
     let mut rig = Rig::plain();
@@ -301,7 +301,7 @@ fn a_damaged_cluster_is_never_served() {
         }
     };
     check(&mut rig);
-    // Garbage everywhere, so that all is moved that can be.
+    // Garbage everywhere, so that all that can be moved is moved.
     for block in (0..BLOCKS).filter(|block| block % 8 == 6) {
         rig.write(block, &text(block, 1)).unwrap();
     }
@@ -338,7 +338,7 @@ fn clusters_outlive_their_process() {
     }
 }
 
-/// What goes down to a spill device was put together first, where that pays, and comes back.
+/// Spilled blocks were put into clusters first, where that pays, and come back.
 #[test]
 fn what_is_spilled_was_recompressed_first() {
     let segment = 64 << 10;
@@ -386,7 +386,7 @@ fn what_is_spilled_was_recompressed_first() {
     );
 }
 
-/// The volume's own thread does it when it is asked, and by itself when nothing else happens.
+/// The volume's own thread recompresses on request, and on its own when the volume is idle.
 #[test]
 fn the_thread_recompresses_when_it_is_asked_and_when_it_is_idle() {
     let volume = Volume::create(&options(64 << 20, 64 << 10)).unwrap();
@@ -409,8 +409,8 @@ fn the_thread_recompresses_when_it_is_asked_and_when_it_is_idle() {
     let before = rig.stats().blocks_clustered;
     let began = Instant::now();
     rig.fill(BLOCKS / 2..BLOCKS, text, 1);
-    // More than can be left of the first half; how soon it gets to all of it depends on what else
-    // the machine does.
+    // More than can be left of the first half; the time until everything is done depends on other
+    // work of the machine.
     until(&rig, &|stats| stats.blocks_clustered > before + BLOCKS / 16);
     assert!(began.elapsed() > Duration::from_secs(30), "it was not cold yet");
     rig.check(0..BLOCKS, text, 1);

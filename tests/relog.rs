@@ -1,5 +1,5 @@
-//! Another log under a volume that is up, or none: nothing is missing, and the old one may come
-//! back. And the volume that has no log: it is its backing store.
+//! Another log under a running volume, or no log: nothing is missing, and the old one may come
+//! back. Also the volume without a log: it is its backing store.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -15,7 +15,7 @@ use std::process::Command;
 use support::place::{BLOCK, BLOCKS, Place, content};
 use ztier::log::disk::format::data_at;
 
-/// Writes a version of every fourth block, from `first` on, and flushes nothing.
+/// Writes a version of every fourth block, from `first` on, without a flush.
 fn write(place: &Place, first: u64, version: u64) {
     let mut disk = place.connect();
     for block in (first..BLOCKS).step_by(4) {
@@ -51,7 +51,7 @@ fn a_log_is_changed_under_a_volume() {
     place.sandbox.ztier(&[&place.up()[..], &["--save"]].concat()).ok();
     write(&place, 0, 1);
     let restarted = place.sandbox.ztier(&["restart", "vol", "--log", &second]);
-    // The settings that were saved are the user's to change.
+    // The user has to change the saved settings.
     assert!(restarted.err.contains(&format!("still says log {}", place.log)), "{restarted:?}");
     restarted.ok();
     check(&place, [1, 0, 0, 0]);
@@ -59,7 +59,7 @@ fn a_log_is_changed_under_a_volume() {
     assert_eq!(status["log"]["log"], second.as_str(), "{status}");
     let out = place.sandbox.ztier(&["log", "check", &place.log]).ok();
     assert!(out.contains("closed in order: 0 changes"), "{out}");
-    // What the new one has not made durable outlives the daemon as well.
+    // Data that the new log has not made durable survives the daemon, too.
     write(&place, 1, 2);
     place.sandbox.kill("vol");
     place.sandbox.ztier(&["restart", "vol"]).ok();
@@ -73,7 +73,7 @@ fn a_log_is_changed_under_a_volume() {
     let said = place.sandbox.ztier(&["status", "vol"]).ok();
     assert!(said.contains("log") && said.contains("none"), "{said}");
 
-    // The first one is back: it holds nothing that could be put over what was written since.
+    // The first log is back: none of its records could overwrite later writes.
     let restarted = place.sandbox.ztier(&["restart", "vol", "--log", &place.log]);
     assert!(!restarted.err.contains("still says"), "{restarted:?}");
     restarted.ok();
@@ -122,7 +122,8 @@ fn a_log_that_cannot_be_had_changes_nothing() {
     place.sandbox.ztier(&none).refused(2, &["no backing store"]);
 }
 
-/// Only the log knows that a block is lost: without it, that would read as it once was.
+/// Only the log knows that a block is lost: without the log, the block would read as an old
+/// version.
 #[test]
 fn lost_blocks_are_not_forgotten_with_the_log() {
     let place = Place::new();
@@ -158,7 +159,7 @@ fn a_backing_store_alone_is_a_volume() {
     let place = Place::new();
     place.sandbox.ztier(&place.up()).ok();
     write(&place, 0, 1);
-    // It lacks what its log holds.
+    // The backing store lacks what its log holds.
     place.sandbox.ztier(&["down", "vol"]).ok();
     let bare = ["up", "vol", "--backing", &place.backing, "--export", "nbd"];
     place.sandbox.ztier(&bare).refused(5, &["lacks what its log on", "--log"]);

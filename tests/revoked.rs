@@ -1,5 +1,5 @@
-//! Requests whose caller has given up are not carried out: a daemon that was stopped meanwhile does
-//! nothing of what it finds in its socket when it goes on, and one that works has begun nothing.
+//! Requests whose caller has given up are not carried out: a daemon that was stopped ignores the
+//! ones in its socket when it continues, and a working one has begun nothing.
 #![allow(clippy::unwrap_used)]
 
 mod support {
@@ -20,12 +20,12 @@ use support::place::{BLOCK, Place, content};
 use support::sandbox::{Guard, Sandbox, eventually, stop, wait};
 use ztier::control::{AdaptChange, Client, LogChange, NewLog, Question, RecompressChange, Request};
 
-/// How long the caller waits that gives up.
+/// Timeout of the caller that gives up.
 const SHORT: Duration = Duration::from_millis(300);
-/// What was not done by then is taken for never.
+/// Time after which an action counts as never done.
 const NEVER: Duration = Duration::from_millis(500);
 
-/// A daemon that is stopped; it goes on when this is dropped.
+/// A stopped daemon; it continues when this is dropped.
 struct Stopped(Pid);
 
 impl Stopped {
@@ -55,7 +55,7 @@ fn set(size_bytes: Option<u64>) -> Request {
     }
 }
 
-/// What a volume is, without what changes by itself.
+/// The state of a volume, without values that change on their own.
 fn what_it_is(sandbox: &Sandbox) -> Value {
     let mut status = sandbox.status("vol");
     status["stats"] = Value::Null;
@@ -63,8 +63,8 @@ fn what_it_is(sandbox: &Sandbox) -> Value {
     status
 }
 
-/// Asks while the daemon is stopped, gives up, and looks what has become of the volume when it goes
-/// on.
+/// Sends a request while the daemon is stopped, gives up, and checks the volume after the daemon
+/// continues.
 fn revoked(sandbox: &Sandbox, request: &Request) {
     let before = what_it_is(sandbox);
     let stopped = Stopped::new(sandbox.pid_of("vol"));
@@ -134,7 +134,7 @@ fn the_same_of_a_volume_with_a_log() {
     sandbox.ztier(&["down", "vol", "--drain"]).ok();
 }
 
-/// A command that is killed has given up as well.
+/// A killed command has given up as well.
 #[test]
 fn commands_that_are_killed_leave_the_volume_as_it_was() {
     let place = Place::new();
@@ -142,7 +142,7 @@ fn commands_that_are_killed_leave_the_volume_as_it_was() {
     sandbox.ztier(&[&place.up()[..], &["--writeback", "off"]].concat()).ok();
     place.write_one_by_one(4);
     let before = what_it_is(sandbox);
-    // `down` does not wait for a daemon that is stopped: it says so, or ends it with --force.
+    // `down` does not wait for a stopped daemon: it reports the daemon, or ends it with --force.
     for args in [
         &["restart", "vol"][..],
         &["restart", "vol", "--log", "none"],
@@ -163,7 +163,7 @@ fn commands_that_are_killed_leave_the_volume_as_it_was() {
     }
 }
 
-/// Says line after line to a daemon, and hears its lines.
+/// Exchanges lines with a daemon.
 struct Conversation(BufReader<UnixStream>);
 
 impl Conversation {
@@ -176,7 +176,7 @@ impl Conversation {
     }
 
     fn say(&mut self, words: &str) {
-        // It may have heard enough, and hung up.
+        // The daemon may have hung up.
         let _ = writeln!(self.0.get_mut(), "{{\"v\":3,{words}}}");
     }
 
@@ -199,14 +199,14 @@ fn a_caller_has_its_say_until_it_has_said_go() {
     drop(caller);
     let mut silent = Conversation::begin(&sandbox, larger);
     silent.hear();
-    // Another caller that comes meanwhile is told so, or waits for that to be over.
+    // Another caller meanwhile gets an error, or waits for the end.
     let answer = silent.hear();
     assert!(answer.contains("nothing was changed"), "{answer}");
     let mut late = Conversation::begin(&sandbox, &format!("\"until_ms\":1,{larger}"));
     late.say("\"op\":\"go\"");
     assert!(late.hear().contains("the deadline of the request has passed"));
     assert_eq!(size(), 64 << 20);
-    // What was said cannot be taken back, and the daemon may be stopped when it comes.
+    // A sent `go` cannot be taken back, and the daemon may be stopped when it arrives.
     let mut caller = Conversation::begin(&sandbox, larger);
     caller.hear();
     let stopped = Stopped::new(sandbox.pid_of("vol"));
@@ -229,7 +229,7 @@ fn a_drain_ends_when_no_caller_waits_for_it() {
         stats.is_some()
     });
     assert_eq!(stats.unwrap()["log"]["clean"], true);
-    // No caller waits any more, so nothing hurries.
+    // No caller waits any more, so there is no hurry.
     place.connect().write(0, &content(0, 2));
     std::thread::sleep(NEVER);
     assert_eq!(place.log_of("vol")["clean"], false);

@@ -1,5 +1,5 @@
-//! `ztier run`: a program with little memory and swap below it; what it gets, what it gives back,
-//! and that nothing is left, however it ends.
+//! `ztier run`: a program with little memory and swap below it; its resources, their return, and
+//! that nothing is left, however the program ends.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -19,11 +19,11 @@ use support::machine::Turn;
 use support::sandbox::{Done, Guard, Sandbox, eventually, finish, finish_within};
 use support::shell::missing;
 
-/// How much memory [`load`] fills and compares, in MiB, and how many times; then this test binary
-/// is the program.
+/// The MiB that [`load`] fills and compares, and its number of passes; if set, this test binary is
+/// the program.
 const LOAD: &str = "ZTIER_TEST_LOAD";
 
-/// Not a test of its own: memory is filled with noise or with pages that halve, and compared.
+/// No test by itself: fills memory with noise or with pages that compress to half, and compares it.
 #[test]
 fn load() {
     let Ok(text) = std::env::var(LOAD) else { return };
@@ -48,7 +48,7 @@ fn load() {
     }
 }
 
-/// A sandbox, and the right to swap; nothing where programs can't be run so.
+/// A sandbox, and the right to swap; `None` where programs can't run like this.
 fn place() -> Option<(Turn, Sandbox)> {
     let sandbox = Sandbox::new();
     if missing(&["mkswap", "swapon", "swapoff"]) {
@@ -74,9 +74,9 @@ fn loaded(sandbox: &Sandbox, flags: &[&str], load: &str) -> Command {
     command
 }
 
-/// Runs [`load`] to its good end, and says what was written down of it. Where a processor is taken
-/// away for a moment, the mempool is used up and writes are refused, as swap is told to expect:
-/// then it runs again, twice at most.
+/// Runs [`load`] to its success, and returns its record. Where a processor is taken away for a
+/// moment, the mempool is exhausted and writes are refused, as users of swap must expect: then the
+/// load runs again, twice at most.
 fn measured(sandbox: &Sandbox, flags: &[&str], load: &str, json: &Path) -> (Done, Value) {
     let run = || {
         let done = finish_within(loaded(sandbox, flags, load), Duration::from_secs(120));
@@ -86,7 +86,7 @@ fn measured(sandbox: &Sandbox, flags: &[&str], load: &str, json: &Path) -> (Done
     (0..2).map(|_| run()).find(|(_, took)| took["no_space"] == 0).unwrap_or_else(run)
 }
 
-/// Starts a command whose first line of output is awaited.
+/// Starts a command and waits for its first line of output.
 fn begun(mut command: Command) -> Child {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut line = String::new();
@@ -99,15 +99,15 @@ fn pid(child: &Child) -> Pid {
     Pid::from_child(child)
 }
 
-/// The cgroup that a volume's job is in.
+/// The cgroup of a volume's job.
 fn cgroup(sandbox: &Sandbox, name: &str) -> PathBuf {
     PathBuf::from(sandbox.status(name)["job"]["cgroup"].as_str().unwrap())
 }
 
-/// Nothing is left of any run: volumes, swap, settings.
+/// Nothing is left of any run: no volumes, no swap, no settings.
 #[track_caller]
 fn nothing_left(turn: &Turn, sandbox: &Sandbox) {
-    // A daemon that ends by itself removes its lock last.
+    // A daemon that ends on its own removes its lock last.
     eventually("all volumes are gone", || {
         sandbox.ztier(&["list", "--json"]).looked().trim() == "[]" && sandbox.files().is_empty()
     });
@@ -143,7 +143,7 @@ fn a_program_is_swapped_and_gets_every_byte_back() {
     nothing_left(&turn, &sandbox);
 }
 
-/// Runs a program with 32 MiB above swap that may spill to a file, and has such a limit.
+/// Runs a program with 32 MiB on swap that may spill to a file, with this limit.
 fn spilling(sandbox: &Sandbox, limit: &str) -> (Done, Value) {
     let (json, below) = (sandbox.path().join("took.json"), sandbox.path().join("below"));
     fs::File::create(&below).unwrap().set_len(128 << 20).unwrap();
@@ -159,7 +159,7 @@ fn what_memory_has_no_room_for_is_spilled_and_comes_back() {
     // Each thread that serves the device has buffers of 2 MiB.
     let threads = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 16));
     let limit = 12 + 2 * threads as u64;
-    // A second time with another name: nothing keeps the file for the first one.
+    // A second time with another name: the file is not reserved for the first one.
     for _ in 0..2 {
         let (_, took) = spilling(&sandbox, &format!("{limit}M"));
         let number = |key: &str| took[key].as_u64().unwrap_or_else(|| panic!("{key}: {took}"));
@@ -176,7 +176,7 @@ fn a_limit_that_adapts_begins_with_what_the_machine_can_spare() {
     let (done, took) = spilling(&sandbox, "auto");
     assert!(done.err.lines().next().unwrap().contains("beside it, as it adapts"), "{done:?}");
     let limit = took["ram_limit_bytes"].as_u64().unwrap();
-    // No less than an eighth of the swap, and what more the machine can spare.
+    // At least an eighth of the swap, and more if the machine can spare it.
     assert!((16 << 20..192 << 20).contains(&limit), "{took}");
     assert_eq!((&took["oom_kills"], &took["no_space"]), (&0.into(), &0.into()), "{took}");
     nothing_left(&turn, &sandbox);
@@ -190,8 +190,8 @@ fn stress_ng_finds_no_wrong_byte() {
     }
     let seconds = std::env::var("ZTIER_SWAP_SECONDS").unwrap_or_else(|_| "6".into());
     let patience = Duration::from_secs(60 + 2 * seconds.parse::<u64>().unwrap());
-    // Twice the memory. It populates all of it at once now and then, which kernels answer under a
-    // limit by ending it, on any swap; it starts again then.
+    // Twice the memory. The program populates all of it at once now and then, which kernels under a
+    // limit answer by ending it, on any swap; it starts again then.
     let args = [
         "run",
         "--mem",
@@ -232,13 +232,13 @@ fn exit_statuses_are_the_program_s() {
     assert!(done.status == 127 && done.err.contains("cannot run /no/such program: No such file"));
     let done = run(&["/etc/passwd"]);
     assert!(done.status == 126 && done.err.contains("cannot run /etc/passwd: Permission denied"));
-    // What it leaves running is ended.
+    // Processes that the program leaves running are ended.
     let done = run(&["sh", "-c", "sleep 1000 & exit 3"]);
     assert!(done.status == 3 && done.err.contains("1 processes that the program left"), "{done:?}");
     nothing_left(&turn, &sandbox);
 }
 
-/// Whether this process, and so what it starts, ignores a signal.
+/// Whether this process, and so its children, ignores a signal.
 fn ignores(signal: Signal) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap().trim();
@@ -260,7 +260,7 @@ fn signals_reach_the_program() {
     send(Signal::INT);
     send(Signal::USR1);
     assert_eq!(next(), "usr1");
-    // What is ignored from the beginning, as below `nohup`, no shell can trap.
+    // No shell can trap a signal that is ignored from the beginning, as below `nohup`.
     if ignores(Signal::HUP) {
         println!("skipped: SIGHUP is ignored here");
     } else {
@@ -290,7 +290,7 @@ fn a_run_that_is_killed_leaves_nothing() {
     let mut child = begun(sandbox.command(&args));
     let group = cgroup(&sandbox, "job");
     assert!(group.is_dir());
-    // No other command takes it away meanwhile.
+    // No other command takes the volume away meanwhile.
     sandbox.ztier(&["down", "job"]).refused(4, &["is that of `ztier run`", "end that"]);
     sandbox.ztier(&["swapoff", "job"]).refused(4, &["is that of `ztier run`"]);
     sandbox.ztier(&["restart", "job"]).refused(4, &["is that of `ztier run`"]);
@@ -319,8 +319,8 @@ fn after_run_and_daemon_were_killed_the_next_run_cleans_up() {
     assert!(!group.exists());
 }
 
-/// Names are unique in one run directory; where there are several, also in containers, they share
-/// the machine's cgroups.
+/// Names are unique in one run directory; with several run directories, also in containers, they
+/// share the machine's cgroups.
 #[test]
 fn another_run_of_the_same_name_is_left_alone() {
     let Some((turn, sandbox)) = place() else { return };
@@ -329,7 +329,7 @@ fn another_run_of_the_same_name_is_left_alone() {
     let group = cgroup(&sandbox, "job");
     let members = || fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
     let before = members();
-    // There is one link of that name.
+    // There is only one link with that name.
     let other = Sandbox::new();
     let done = other.ztier(&["run", "--mem", "16M", "--name", "job", "--", "true"]);
     assert!(done.status == 4 && done.err.contains("/dev/ztier/job"), "{done:?}");
@@ -386,11 +386,11 @@ fn without_its_daemon_the_program_is_ended() {
 fn when_all_is_full_the_program_is_ended_and_nothing_hangs() {
     let Some((turn, sandbox)) = place() else { return };
     let flags = ["--mem", "32M", "--swap-size", "256M", "--ram-limit", "32M"];
-    // There is swap for it, but what it holds does not compress.
+    // The swap is large enough, but the content does not compress.
     let done = finish_within(loaded(&sandbox, &flags, "100 2 1"), Duration::from_secs(100));
     assert_eq!(done.status, 128 + 9, "{done:?}");
     assert!(done.err.contains("out of memory") && done.err.contains("store full"), "{done:?}");
-    // There is no swap for it.
+    // The swap is too small.
     let done = finish_within(loaded(&sandbox, &flags, "160 2 1"), Duration::from_secs(100));
     assert_eq!(done.status, 128 + 9, "{done:?}");
     assert!(done.err.contains("swap is 96 MiB of its 256 MiB"), "{done:?}");

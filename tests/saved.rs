@@ -1,5 +1,5 @@
-//! Saved settings: they lead to the same drives from any directory, and refuse others that have
-//! taken their names.
+//! Saved settings: they name the same drives from any directory, and refuse others that have taken
+//! their names.
 #![allow(clippy::unwrap_used)]
 
 mod support {
@@ -27,7 +27,7 @@ fn drives(dir: &Path) -> [PathBuf; 2] {
     })
 }
 
-/// `ztier` in a directory.
+/// Runs `ztier` in a directory.
 fn within(sandbox: &Sandbox, dir: &Path, args: &[&str]) -> Done {
     let mut command = sandbox.command(args);
     command.current_dir(dir);
@@ -82,7 +82,7 @@ fn another_log_under_the_saved_name_is_refused_and_stays_as_it_is() {
     sandbox.ztier(&["down", "vol"]).ok();
     fs::rename(&log, dir.join("kept")).unwrap();
 
-    // A new drive, with nothing on it.
+    // A new, empty drive.
     fs::write(&log, vec![0; LOG_BYTES as usize]).unwrap();
     sandbox.ztier(&["up", "vol"]).refused(5, &["fast holds no log, and not the log", "--save"]);
     assert!(fs::read(&log).unwrap().iter().all(|byte| *byte == 0));
@@ -98,7 +98,7 @@ fn another_log_under_the_saved_name_is_refused_and_stays_as_it_is() {
     sandbox.ztier(&["up", "vol"]).refused(5, &["fast holds the log", "not the log", "--save"]);
     assert!(fs::read(&log).unwrap() == before);
 
-    // Its own one, and a new one when that is meant.
+    // Its own log, and a new one on request.
     fs::rename(dir.join("kept"), &log).unwrap();
     sandbox.ztier(&["up", "vol"]).ok();
     sandbox.ztier(&["down", "vol"]).ok();

@@ -1,8 +1,8 @@
-//! The logical sector of a volume's block device: that of what is on it, of its drive, or 4096; and
-//! that a table or file system made on the disk alone is the same through ztier, and the other way.
+//! The logical sector of a volume's block device: that of its content, of its drive, or 4096. A
+//! table or file system made on the disk alone is the same through ztier, and vice versa.
 //!
-//! Needs root, `/dev/fuse`, loop devices and the programs that each test names; else it says
-//! `skipped:` and why. Every command has a time limit.
+//! Needs root, `/dev/fuse`, loop devices and the programs that each test names; otherwise a test
+//! prints `skipped:` and the reason. Every command has a time limit.
 #![cfg(feature = "fuse")]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -22,7 +22,7 @@ use support::sandbox::Sandbox;
 use support::shell::ok;
 
 const MIB: u64 = 1 << 20;
-/// Size of a backing store: mkfs.xfs takes no less.
+/// Size of a backing store: the minimum of mkfs.xfs.
 const SIZE: u64 = 320 * MIB;
 
 /// A place for a volume with a block device.
@@ -32,7 +32,7 @@ struct Place {
 }
 
 impl Place {
-    /// `None` where there can be no device or a program is missing; says so.
+    /// `None`, with a message, where there can be no device or a program is missing.
     fn new(programs: &[&str]) -> Option<Self> {
         if lacks_loops(programs) {
             return None;
@@ -53,7 +53,7 @@ impl Place {
         path
     }
 
-    /// Brings the volume up; its device.
+    /// Brings the volume up; returns its device.
     fn up(&self, flags: &[&str]) -> String {
         let up = ["up", &self.name, "--export", "fuse"];
         let out = self.sandbox.ztier(&[&up[..], flags].concat()).ok();
@@ -64,7 +64,7 @@ impl Place {
         self.sandbox.ztier(&["down", &self.name, "--discard"]).ok();
     }
 
-    /// What `up` says that it would do.
+    /// The plan that `up --dry-run` prints: sector size and text.
     fn plan(&self, flags: &[&str]) -> (u64, String) {
         let up = ["up", &self.name, "--export", "fuse", "--dry-run", "--json"];
         let plan = self.sandbox.ztier(&[&up[..], flags].concat()).json();
@@ -89,7 +89,7 @@ fn part(device: &str) {
     assert!(out.status.success(), "{out:?}");
 }
 
-/// The first and the number of bytes of each partition in the table of a device or file.
+/// First byte and length in bytes of each partition in the table of a device or file.
 fn table(device: &str) -> Vec<(u64, u64)> {
     let table: serde_json::Value =
         serde_json::from_str(&ok(20, "sfdisk", &["--json", device])).unwrap();
@@ -121,7 +121,7 @@ fn a_drive_without_content_decides_itself_and_a_flag_decides_for_all() {
         assert_eq!(place.plan(flags), (expected, why.to_owned()), "{flags:?}");
         let device = place.up(flags);
         assert_eq!(sector(&device), expected, "{flags:?}");
-        // An earlier daemon of it may have died.
+        // An earlier daemon of the volume may have died.
         place.sandbox.kill(&place.name);
         place.sandbox.ztier(&["restart", &place.name]).ok();
         assert_eq!(sector(&device), expected, "{flags:?} after a restart");
@@ -142,7 +142,7 @@ fn a_partition_table_is_the_same_with_and_without_ztier() {
     place.down();
     assert_eq!(table(disk.path()), PARTITION);
     drop(disk);
-    // A file is read as if it had sectors of 512 bytes by most programs.
+    // Most programs assume sectors of 512 bytes in a file.
     let file = place.file("file", SIZE);
     let file = file.to_str().unwrap();
     part(file);
@@ -152,7 +152,7 @@ fn a_partition_table_is_the_same_with_and_without_ztier() {
     place.down();
 }
 
-/// What the log holds of a table counts, not what the backing store still has.
+/// A table in the log counts, not the old one in the backing store.
 #[test]
 fn content_in_the_log_decides_and_a_restart_keeps_the_sector() {
     let Some(place) = Place::new(&["sfdisk", "blockdev"]) else { return };
@@ -168,14 +168,14 @@ fn content_in_the_log_decides_and_a_restart_keeps_the_sector() {
     assert_eq!(head, [0; 1024], "the table is in the log alone");
     let device = place.up(&flags);
     assert_eq!((sector(&device), table(&device)), (512, PARTITION.to_vec()));
-    // With 4096 bytes the table is none.
+    // With 4096 bytes the table is invalid.
     ok(20, "wipefs", &["--all", "--quiet", &device]);
     place.sandbox.ztier(&["restart", &place.name]).ok();
     assert_eq!(sector(&device), 512);
     place.sandbox.ztier(&["down", &place.name, "--drain"]).ok();
 }
 
-/// File systems whose blocks are smaller than those of ztier, in each role.
+/// File systems with blocks smaller than those of ztier, in each role.
 #[test]
 fn file_systems_with_small_blocks_are_used_through_ztier_and_alone() {
     let Some(place) = Place::new(&["mkfs.ext4", "e2fsck", "mkfs.xfs", "xfs_repair"]) else {
@@ -219,7 +219,7 @@ fn file_systems_with_small_blocks_are_used_through_ztier_and_alone() {
     }
 }
 
-/// The last sectors would be missing: a second copy of a GPT, for instance.
+/// The last sectors would be missing: the second copy of a GPT, for instance.
 #[test]
 fn a_backing_store_that_is_no_multiple_of_a_block_is_refused() {
     let Some(place) = Place::new(&[]) else { return };
@@ -236,7 +236,7 @@ fn a_backing_store_that_is_no_multiple_of_a_block_is_refused() {
             place.sandbox.ztier(&bare).refused(1, &parts);
             place.sandbox.ztier(&logged).refused(1, &parts);
         } else {
-            // The loop device has it; it is looked at all the same.
+            // The loop device has the content; its sectors are checked all the same.
             place.sandbox.ztier(&bare).refused(1, &parts);
         }
     }

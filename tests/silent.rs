@@ -1,5 +1,5 @@
-//! Clients that say nothing, half of it, too much, or take no answer: they lock no other client out
-//! of a real daemon, its exporter, or the memory holder.
+//! Clients that send nothing, half a message, or too much, or read no answer: they exclude no other
+//! client from a real daemon, its exporter, or the memory holder.
 #![allow(clippy::unwrap_used)]
 
 mod support {
@@ -26,19 +26,19 @@ use support::disk::Disk;
 use support::sandbox::{Guard, PATIENCE, Sandbox, eventually};
 
 const UP: [&str; 6] = ["up", "vol", "--size", "64M", "--export", "nbd"];
-/// Connections at once, far more than a server has places.
+/// Concurrent connections, far more than the places of a server.
 const MANY: usize = 300;
-/// Threads beside those that an idle daemon has: one for each place of its control socket.
+/// Threads in addition to those of an idle daemon: one for each place of its control socket.
 const THREADS_MORE: usize = 16;
 
-/// What a client of the control socket says before it falls silent.
+/// Bytes that a client of the control socket sends before it falls silent.
 const BEGINNINGS: [&[u8]; 5] = [
     b"",
     b"{\"v\":3,\"op\":",
     b"{\"v\":3,\"op\":\"status\"}\n",
     // Waits for a `go` that does not come.
     b"{\"v\":3,\"op\":\"set\",\"size_bytes\":null,\"ram_limit_bytes\":null}\n",
-    // Without an end, as far as one packet shows that.
+    // A line without an end, as large as one packet allows.
     &[b'x'; 15 << 10],
 ];
 
@@ -46,14 +46,14 @@ fn threads(pid: Pid) -> usize {
     fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).unwrap().count()
 }
 
-/// Connects, and says `beginning`. A server may hang up on it at any time.
+/// Connects and sends `beginning`. A server may hang up on the client at any time.
 fn silent(socket: &Path, beginning: &[u8]) -> UnixStream {
     let mut stream = UnixStream::connect(socket).unwrap();
     let _ = stream.write_all(beginning);
     stream
 }
 
-/// Clients that come back as soon as they are hung up on.
+/// Clients that reconnect as soon as the server hangs up.
 struct Flood {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -103,7 +103,7 @@ fn silent_clients_of_the_control_socket_give_way() {
         assert_eq!(sandbox.status("vol")["size_bytes"], 64 << 20);
         assert!(threads(pid) <= before + THREADS_MORE, "{} of {before}", threads(pid));
         sandbox.ztier(&["list"]).ok();
-        // Changes whose clients do not say `go` may be before it, for a while.
+        // Changes whose clients do not send `go` may come first, for a while.
         eventually("the volume goes down", || {
             let done = sandbox.ztier(&["down", "vol"]);
             if done.status != 0 {
@@ -145,7 +145,7 @@ fn silent_clients_of_a_daemon_with_few_descriptors_give_way() {
     let limit = Rlimit { current: Some(highest + 4), ..getrlimit(Resource::Nofile) };
     let before = prlimit(Some(pid), Resource::Nofile, limit).unwrap();
     let clients: Vec<_> = (0..MANY).map(|_| silent(&socket, b"")).collect();
-    // A silent client that has just come keeps its descriptor for a moment.
+    // A silent client that has just connected keeps its descriptor for a moment.
     eventually("there is a descriptor", || {
         let done = sandbox.ztier(&["status", "vol"]);
         if done.status != 0 {
@@ -174,7 +174,7 @@ fn silent_scrapers_give_way() {
         let clients: Vec<_> = (0..100)
             .map(|_| {
                 let mut stream = TcpStream::connect(address).unwrap();
-                // Room for no whole answer.
+                // Too small for a whole answer.
                 set_socket_recv_buffer_size(&stream, 2048).unwrap();
                 let _ = stream.write_all(beginning);
                 stream
@@ -189,7 +189,7 @@ fn silent_scrapers_give_way() {
             answer.starts_with("HTTP/1.1 200 ") && answer.contains("ztier_volume_up")
         };
         if beginning == scrape {
-            // A client that takes no answer may be slow, for a moment.
+            // A client that reads no answer may be slow, for a moment.
             eventually("there is a place", got);
         } else {
             assert!(got(), "after {:?}", String::from_utf8_lossy(beginning));
@@ -212,7 +212,7 @@ fn silent_clients_of_a_memory_holder_lock_no_daemon_out() {
         .map(|_| {
             let kind = SocketType::SEQPACKET;
             let socket = socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
-            // Its queue may be full, as it may be of others.
+            // The daemon's queue may be full.
             let _ = connect(&socket, &address);
             socket
         })

@@ -1,5 +1,5 @@
-//! Volumes above a spill device against a plain array of bytes, with so little memory that most of
-//! what they hold is in slots.
+//! Volumes with a spill device compared with a plain array of bytes, with so little memory that
+//! most of their data is in slots.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/ram_drive.rs"]
@@ -93,7 +93,7 @@ impl Rig {
         self.up = Some((volume, channel));
     }
 
-    /// Lets a volume go on with the memory files and the device as they are.
+    /// Makes a new volume take over the memory files and the device.
     fn succeed(&mut self) {
         self.up = None;
         let dup = |file: &OwnedFd| file.try_clone().unwrap();
@@ -122,7 +122,7 @@ impl Rig {
         }
     }
 
-    /// After a refusal each block has its old or its new content; the model learns which.
+    /// After a refusal each block has its old or its new content; the model adopts it.
     fn learn(&mut self, offset: u64, data: &[u8]) {
         let mut got = vec![0; data.len()];
         self.submit(Request::Read { offset, buf: &mut got }).unwrap();
@@ -150,7 +150,7 @@ impl Rig {
     fn zeroed(&mut self, request: Request<'_>, offset: u64, len: u64) {
         match self.submit(request) {
             Ok(()) => self.model[offset as usize..][..len as usize].fill(0),
-            // Zeroing a part of a block rewrites it.
+            // Zeroing a part of a block rewrites the block.
             Err(IoError::NoSpace) => self.learn(offset, &vec![0; len as usize]),
             Err(e) => panic!("{e}"),
         }
@@ -189,7 +189,7 @@ impl Rig {
         assert!(stats.mem_used_bytes <= self.options.ram_limit, "{}", stats.mem_used_bytes);
     }
 
-    /// Writes everything up to `end`, compressible to various degrees.
+    /// Writes everything up to `end`, with various compressibility.
     fn fill(&mut self, end: u64) {
         for offset in (0..end).step_by(256 << 10) {
             let noise = 2 + self.dice.below(7);
@@ -198,7 +198,7 @@ impl Rig {
         }
     }
 
-    /// Discards everything; nothing may be left, in memory or below.
+    /// Discards everything; no memory and no slot may stay in use.
     fn empty(&mut self) {
         self.discard(0, SIZE);
         self.volume().clean_now();
@@ -220,7 +220,7 @@ impl Rig {
 
 fn run(segment: u32, slots: u32, seed: u64) -> Rig {
     let mut rig = Rig::new(segment, slots, seed);
-    // So that most has to go down.
+    // So that most of it has to be spilled.
     rig.fill(SIZE);
     rig.check_all();
     let stats = rig.volume().stats();
@@ -245,19 +245,19 @@ fn most_is_below_and_all_is_what_was_written() {
     }
 }
 
-/// Memory and slots together hold less than the device: writes are refused, never lost, and there
-/// is room again for as much as was discarded.
+/// Memory and slots together hold less than the device: writes are refused, never lost, and
+/// discards make room again.
 #[test]
 fn everything_full_is_refused_and_discards_make_room() {
     for (segment, seed) in [(32 << 10, 5), (256 << 10, 6)] {
         let slots = (6 << 20) / segment;
         let mut rig = run(segment, slots, seed);
         assert!(rig.refused > 0);
-        // What was recompressed meanwhile left room.
+        // Recompression left room meanwhile.
         rig.fill(SIZE);
         let stats = rig.volume().stats();
         assert!(stats.spill_slots_used + 1 >= slots.into(), "{stats:?}");
-        // What is left is spread over all slots, so they have to be emptied one into another.
+        // The rest is spread over all slots, so that compaction has to merge them.
         for block in (0..SIZE / BLOCK).filter(|block| block % 3 != 0) {
             rig.discard(block * BLOCK, BLOCK);
         }
@@ -272,7 +272,8 @@ fn everything_full_is_refused_and_discards_make_room() {
     }
 }
 
-/// A device that takes no more: what is on it can be read, nothing is lost, memory is all there is.
+/// A device that accepts no more writes: its content is readable, nothing is lost, and only memory
+/// has room.
 #[test]
 fn a_device_that_fails_takes_nothing_with_it() {
     let mut rig = Rig::new(64 << 10, 400, 7);
@@ -292,7 +293,7 @@ fn a_device_that_fails_takes_nothing_with_it() {
     rig.empty();
 }
 
-/// Blocks whose device does not answer can't be read; all others can, and new content mends them.
+/// Blocks whose device does not answer can't be read; all others can, and new content repairs them.
 #[test]
 fn what_cannot_be_read_fails_alone() {
     let mut rig = Rig::new(64 << 10, 400, 8);
@@ -323,8 +324,8 @@ fn what_cannot_be_read_fails_alone() {
     rig.empty();
 }
 
-/// A sector that can't be read fails no block whose record is elsewhere, though that would have
-/// been read along: neither one block after the other, nor with many at once, nor in a stream.
+/// A sector that can't be read fails no block with its record elsewhere, though a read would
+/// include that sector: neither single blocks, nor many at once, nor a stream.
 #[test]
 fn a_bad_sector_fails_alone() {
     let mut rig = Rig::new(64 << 10, 400, 14);
@@ -348,12 +349,12 @@ fn a_bad_sector_fails_alone() {
         }
         lost
     };
-    // Records of about 2 KiB, and of the page of 4 KiB that the byte is in.
+    // Records of about 2 KiB, and of the page of 4 KiB that has the byte.
     let up = lost(&mut rig, &mut (0..SIZE / BLOCK));
     assert!((1..=4).contains(&up.len()), "{up:?}");
     let down = lost(&mut rig, &mut (0..SIZE / BLOCK).rev());
     assert_eq!(down.into_iter().rev().collect::<Vec<_>>(), up);
-    // As much at once as a file system reads: the first block that is lost is named.
+    // As many blocks at once as a file system reads: the first lost block is named.
     for first in (up[0].saturating_sub(40)..up[0] + 40).step_by(16) {
         let mut buf = vec![0; 16 * BLOCK as usize];
         let read = rig.submit(Request::Read { offset: first * BLOCK, buf: &mut buf });
@@ -365,7 +366,7 @@ fn a_bad_sector_fails_alone() {
     rig.empty();
 }
 
-/// What is on the device is checked like what is in memory.
+/// Content of the device is checked like that of memory.
 #[test]
 fn damage_on_the_device_is_never_served() {
     let mut rig = Rig::new(64 << 10, 400, 9);
@@ -388,8 +389,8 @@ fn damage_on_the_device_is_never_served() {
     rig.empty();
 }
 
-/// What is read again comes back, and what is read often stays: reads of few blocks among many stop
-/// asking the device.
+/// Blocks that are read again are promoted, and blocks that are read often stay: reads of few
+/// blocks among many stop reading from the device.
 #[test]
 fn what_is_hot_is_in_memory() {
     let mut rig = Rig::new(64 << 10, 600, 10);
@@ -402,7 +403,7 @@ fn what_is_hot_is_in_memory() {
         }
         let reads = rig.drive.reads.load(Ordering::SeqCst) - before;
         assert!(round < 3 || reads < 20, "{reads} in round {round}");
-        // Cold data goes by meanwhile.
+        // Cold data passes through meanwhile.
         for _ in 0..16 {
             let data = rig.dice.bytes(16 * BLOCK, 5);
             let at = SIZE / 2 + rig.dice.below(SIZE / 2 / (16 * BLOCK)) * 16 * BLOCK;
@@ -414,7 +415,8 @@ fn what_is_hot_is_in_memory() {
     rig.check_all();
 }
 
-/// Neighbours come along: reading everything in order asks the device once for many blocks.
+/// Neighbours are read along: reading everything in order reads many blocks at once from the
+/// device.
 #[test]
 fn neighbours_are_read_together() {
     let mut rig = Rig::new(256 << 10, 200, 11);
@@ -428,8 +430,8 @@ fn neighbours_are_read_together() {
     assert!(stats.spill_read_bytes < below * BLOCK * 5 / 4, "{}", stats.spill_read_bytes);
 }
 
-/// Many more threads than windows, and a slow device: each finds what it had brought, and no thread
-/// asks the device for it twice.
+/// Many more threads than windows, and a slow device: each thread finds what it has read, and no
+/// thread reads it twice from the device.
 #[test]
 fn many_readers_take_nothing_from_each_other() {
     const READERS: u64 = 16;
@@ -460,7 +462,7 @@ fn many_readers_take_nothing_from_each_other() {
     assert!(reads * 100 <= READERS * EACH * 105, "{reads} reads of the device");
 }
 
-/// No more is written in a day than was allowed; then memory is all there is.
+/// No more than the daily limit is written in a day; then only memory has room.
 #[test]
 fn a_daily_limit_is_kept() {
     let mut rig = Rig::new(64 << 10, 400, 12);
@@ -477,7 +479,7 @@ fn a_daily_limit_is_kept() {
     rig.check_all();
 }
 
-/// A lower limit on memory is reached by going down.
+/// A lower memory limit is reached by spilling.
 #[test]
 fn a_lower_limit_sends_more_down() {
     let mut rig = Rig::new(64 << 10, 800, 13);
@@ -495,12 +497,12 @@ fn a_lower_limit_sends_more_down() {
     rig.check_all();
 }
 
-/// Threads that write, read and discard blocks of their own, with the volume's own threads beside
-/// them, memory for a fraction of it, and a device that takes its time.
+/// Threads that write, read and discard their own blocks, beside the volume's own threads, with
+/// memory for a fraction of the data, and a slow device.
 #[test]
 fn threads_beside_the_volumes_own() {
     let segment = 64 << 10;
-    // What it takes to recompress has to find room, too.
+    // The memory for recompression has to fit, too.
     let ram_limit = min_ram_limit(SIZE, segment) + (2 << 20) + (1400 << 10);
     let options = Options {
         size: SIZE,
@@ -510,14 +512,14 @@ fn threads_beside_the_volumes_own() {
         algorithm: Algorithm::Lz4,
         lock_memory: false,
     };
-    // Hardly enough for all of it, so slots are emptied, too.
+    // Hardly enough for everything, so that compaction empties slots, too.
     let slots = 340;
     let drive = Arc::new(RamDrive::new((u64::from(slots) + 1) * u64::from(segment)));
     drive.write_ms.store(1, Ordering::SeqCst);
     let below = SpillTo { drive: drive.clone(), slots, daily: 0 };
     let volume = Volume::create_over(&options, &Memory::default(), Some(below)).unwrap();
     volume.set_recompress(Recompress::Idle).unwrap();
-    // A thread's own memory is taken whatever the limit says: before the others have filled it.
+    // A thread's own memory is taken regardless of the limit: before the others have filled it.
     let all_there = Barrier::new(THREADS as usize);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -540,7 +542,7 @@ fn threads_beside_the_volumes_own() {
 const THREADS: u64 = 4;
 const OWN: u64 = SIZE / BLOCK / THREADS;
 
-/// What the thread of that number does with its blocks.
+/// The work of thread number `thread` on its blocks.
 fn work(mut channel: Box<dyn Channel>, thread: u64) {
     let mut dice = Dice(thread * 77 + 5);
     let mut seeds = vec![None; OWN as usize];

@@ -1,5 +1,5 @@
-//! `--spill` by its commands: what is refused before a byte is written, what a daemon that was
-//! killed leaves to the next, devices that are changed or fail meanwhile.
+//! `--spill` by its commands: refusals before a byte is written, what a killed daemon leaves to the
+//! next, devices that are changed or fail meanwhile.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -40,7 +40,7 @@ fn connect(sandbox: &Sandbox) -> Disk {
     Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol")
 }
 
-/// Writes blocks of noise, so that most of them go down.
+/// Writes blocks of noise, so that most of them are spilled.
 fn fill(sandbox: &Sandbox, blocks: u64) {
     let mut disk = connect(sandbox);
     for block in 0..blocks {
@@ -83,7 +83,7 @@ fn more_than_memory_holds_is_there_and_told() {
         assert!(text.contains(part), "{part}: {text}");
     }
     sandbox.ztier(&["down", "vol", "--discard"]).ok();
-    // The settings say it all; its own device is taken again.
+    // The settings are complete; the volume takes its own device again.
     sandbox.ztier(&["up", "vol"]).ok();
     assert_eq!(sandbox.status("vol")["stats"]["spilled_blocks"], 0);
     sandbox.ztier(&["down", "vol", "--discard"]).ok();
@@ -122,7 +122,7 @@ fn what_cannot_be_spilled_to_is_refused_and_untouched() {
     sandbox.ztier(&["log", "format", shown, "--backing", slow]).refused(5, &spilled);
     sandbox.ztier(&["restart", "vol"]).ok();
     sandbox.ztier(&["down", "vol", "--discard"]).ok();
-    // A log that cannot be used here is one all the same.
+    // A log that is unusable here still counts as a log.
     sandbox.ztier(&["log", "format", shown, "--backing", slow]).ok();
     File::options().write(true).open(&path).unwrap().set_len(12 << 20).unwrap();
     up(&sandbox, &path, &["--wipe"]).refused(5, &["is a log of ztier", "another device"]);
@@ -140,7 +140,7 @@ fn what_cannot_be_spilled_to_is_refused_and_untouched() {
     sandbox.ztier(&daily).refused(2, &["give --spill"]);
 }
 
-/// Something that is undone when dropped, also by a test that fails.
+/// An action that is undone when dropped, also if a test fails.
 struct Undo(&'static str, String);
 
 impl Undo {
@@ -167,7 +167,7 @@ fn a_device_in_use_is_refused_and_its_user_named() {
     let path = file(&sandbox, 16 << 20);
     let device = Loop::on(&path, &[]);
     let node = device.path();
-    // --wipe overrides what is on a device, not that the device is in use.
+    // --wipe overrides the content of a device, not the use of a device.
     let refused = |parts: &[&str]| {
         for more in [&["--wipe"][..], &["--wipe", "--dry-run"]] {
             up(&sandbox, &device.0, more).refused(4, &[&[node], parts].concat());
@@ -186,7 +186,7 @@ fn a_device_in_use_is_refused_and_its_user_named() {
     mounted.now();
 
     ok(20, "mkswap", &["-q", "-f", node]);
-    // Of the lowest priority, and soon gone: nothing is swapped out to it.
+    // With the lowest priority, and only for a moment: nothing is swapped out to it.
     ok(20, "swapon", &["--priority", "0", node]);
     let swap = Undo("swapoff", node.to_owned());
     refused(&["swap"]);
@@ -225,7 +225,7 @@ fn after_a_kill_only_the_same_device_goes_on() {
     file(&sandbox, 64 << 20);
     up(&sandbox, &path, &[]).refused(5, &refused[..1]);
     std::fs::rename(&away, &path).unwrap();
-    // An `up` that asks for another device is told that the device stays what it was.
+    // An `up` with another device gets the message that the device stays the same.
     let other = sandbox.path().join("other");
     File::create(&other).unwrap().set_len(64 << 20).unwrap();
     up(&sandbox, &other, &[]).ok();
@@ -237,7 +237,7 @@ fn after_a_kill_only_the_same_device_goes_on() {
     assert!(std::fs::read(&other).unwrap().iter().all(|byte| *byte == 0));
 }
 
-/// A device whose file loses its bytes: what was on it can't be read, all else can.
+/// A device whose file loses its bytes: its content can't be read, all other blocks can.
 #[test]
 fn a_device_that_is_cut_off_costs_what_was_on_it() {
     let sandbox = Sandbox::new();
@@ -263,8 +263,8 @@ fn a_device_that_is_cut_off_costs_what_was_on_it() {
     sandbox.ztier(&["down", "vol", "--discard"]).ok();
 }
 
-/// A device that takes no more from some byte on: spilling rests, which `status` says, and nothing
-/// that was written is lost.
+/// A device that accepts no writes from some byte on: spilling pauses, which `status` reports, and
+/// no written data is lost.
 #[test]
 fn a_device_that_fails_is_told_and_costs_nothing() {
     let sandbox = Sandbox::new();
@@ -275,7 +275,7 @@ fn a_device_that_fails_is_told_and_costs_nothing() {
     let write = |block| support::place::content(block, 1);
     let full = (0..4000).find(|n| disk.write_error(n * BLOCK, &write(*n)) != 0).unwrap();
     drop(disk);
-    // What went down, and what memory holds beside it.
+    // The spilled data, and that in memory.
     assert!(full > 1000 && full < 3000, "{full}");
     check(&sandbox, full);
     let text = sandbox.ztier(&["status", "vol"]).looked();
@@ -284,7 +284,7 @@ fn a_device_that_fails_is_told_and_costs_nothing() {
         "{text}"
     );
     assert!(text.contains("writes without space"), "{text}");
-    // What is given up makes room, in memory alone.
+    // Discards make room, in memory only.
     let mut disk = connect(&sandbox);
     (100..full).for_each(|block| disk.write(block * BLOCK, &[0; BLOCK as usize]));
     (0..100).for_each(|block| disk.write(block * BLOCK, &write(block)));

@@ -1,5 +1,5 @@
-//! Real threads against small volumes: versioned blocks that are checked at every read, limits that
-//! move, and what must hold once all threads have ended.
+//! Real threads on small volumes: versioned blocks that each read checks, limits that change, and
+//! conditions that must hold when all threads have ended.
 #![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used)]
 
@@ -20,7 +20,7 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
-/// A block that says which it is and which version, of which about `noise` in 256 bytes do not
+/// A block that encodes its number and version, of which about `noise` in 256 bytes do not
 /// compress.
 fn block(number: u64, version: u64, noise: u64) -> [u8; 4096] {
     let mut data = [0; 4096];
@@ -35,7 +35,7 @@ fn block(number: u64, version: u64, noise: u64) -> [u8; 4096] {
     data
 }
 
-/// The version of a block, 0 for zeros; panics unless all of it is of one version.
+/// The version of a block, 0 for zeros; panics unless all of it has the same version.
 fn version_of(number: u64, data: &[u8]) -> u64 {
     if data.iter().all(|b| *b == 0) {
         return 0;
@@ -65,13 +65,13 @@ fn write(channel: &mut dyn Channel, number: u64, data: &[u8]) -> Result<(), IoEr
     submit(channel, Request::Write { offset: number * 4096, data, fua: false })
 }
 
-/// Writes noise from block `first` on until nothing fits; says where that was.
+/// Writes noise from block `first` on until nothing fits; returns the first block that did not fit.
 fn fill(channel: &mut dyn Channel, first: u64) -> u64 {
     (first..).find(|number| write(channel, *number, &block(*number, 1, 256)).is_err()).unwrap()
 }
 
-/// What every volume must come to when all of it is discarded and no thread reads it: no segment
-/// but the open one.
+/// The final state of every volume when all of it is discarded and no thread reads it: only the
+/// open segment is left.
 fn comes_back_empty(volume: &Arc<Volume>) {
     volume.audit().unwrap();
     let mut channel = Arc::clone(volume).channel();
@@ -134,7 +134,7 @@ fn work(volume: &Arc<Volume>, thread: u64, threads: u64, blocks: u64, stop: &Ato
     refused
 }
 
-/// Many threads, a limit of about half of what they want, and a thread that moves it.
+/// Many threads, a limit of about half of their data, and a thread that changes it.
 #[test]
 fn versions_hold_while_the_limit_moves() {
     const THREADS: u64 = 6;
@@ -165,7 +165,7 @@ fn versions_hold_while_the_limit_moves() {
 }
 
 /// More threads than processors overwrite few blocks with much room: cleaning meets writers between
-/// any two of their steps, and no segment may be lost over it.
+/// any two of their steps, and no segment may be lost.
 #[test]
 fn no_segment_is_lost_between_writers_and_the_cleaner() {
     const BLOCKS: u64 = 64;
@@ -192,15 +192,15 @@ fn no_segment_is_lost_between_writers_and_the_cleaner() {
     comes_back_empty(&volume);
 }
 
-/// The same with blocks that get smaller together, beside a thread that recompresses them all the
-/// time: readers, writers, the cleaner and the recompressor meet in the same clusters.
+/// The same with blocks that compress only together, beside a thread that recompresses them all the
+/// time: readers, writers, the cleaner and recompression meet in the same clusters.
 #[test]
 fn no_version_is_lost_between_writers_and_the_recompressor() {
     const BLOCKS: u64 = 256;
     const THREADS: u64 = 4;
     let volume = volume(LEAF_BYTES, 16 << 20);
     let stop = AtomicBool::new(false);
-    // The same noise in all, so that only together they shrink.
+    // The same noise in all blocks, so that they compress only together.
     let content = |number: u64, version: u64| {
         let mut data = block(7, 7, 256);
         data[..8].copy_from_slice(&number.to_le_bytes());
@@ -234,7 +234,7 @@ fn no_version_is_lost_between_writers_and_the_recompressor() {
         };
         let (least, most) = (Duration::from_secs(4), Duration::from_secs(60));
         let begun = Instant::now();
-        // Longer than the least where others have the machine meanwhile.
+        // Longer than the minimum if other processes use the machine meanwhile.
         while begun.elapsed() < least || begun.elapsed() < most && !had_enough() {
             volume.recompress_now();
             volume.clean_now();
@@ -247,8 +247,8 @@ fn no_version_is_lost_between_writers_and_the_recompressor() {
     comes_back_empty(&volume);
 }
 
-/// A quiet time is content with less garbage than writers are; its list must not stand in their
-/// way.
+/// Idle cleaning accepts less garbage than writers do; its list of segments must not impede
+/// writers.
 #[test]
 fn writes_after_a_quiet_time_leave_no_more_garbage_than_others() {
     let blocks = 16384;
@@ -267,10 +267,11 @@ fn writes_after_a_quiet_time_leave_no_more_garbage_than_others() {
     };
     write_where(&|_| true, &mut 0.0);
     for round in 0..3 {
-        // Too little of each segment for writers, and so much of all that a quiet time is used.
+        // Too little garbage in each segment for writers, and enough overall that idle cleaning
+        // uses it.
         write_where(&|number| number.is_multiple_of(12 - round % 3), &mut 0.0);
         volume.clean_now();
-        // No segment is free for being all garbage.
+        // No segment is freed for being all garbage.
         let mut most = 0.0;
         write_where(&|number| !number.is_multiple_of(16), &mut most);
         assert!(most < 1.25, "round {round}: memory is {most:.2} times the payload");
@@ -278,7 +279,7 @@ fn writes_after_a_quiet_time_leave_no_more_garbage_than_others() {
     volume.audit().unwrap();
 }
 
-/// Room that is being returned to the machine can be had again at any moment of it.
+/// Memory that is being returned to the machine can be taken back at any moment.
 #[test]
 fn returning_memory_refuses_no_write() {
     let volume = volume(256 << 20, 48 << 20);
@@ -307,7 +308,7 @@ fn returning_memory_refuses_no_write() {
     comes_back_empty(&volume);
 }
 
-/// A block that went away and came back to the very place where it was is not what it was.
+/// A block that was dropped and written again at the same place counts as changed.
 #[test]
 fn a_block_that_returned_to_its_place_has_changed() {
     let shape = Shape {
@@ -325,7 +326,7 @@ fn a_block_that_returned_to_its_place_has_changed() {
     let place = ram.store().entry(&session, 0);
     let seen = ram.store().read(&mut session, 0, &mut buf).unwrap();
     (0..7).for_each(|n| ram.write(&mut session, n, &[block(n, 2, 256)]).unwrap());
-    // Makes room for itself first: cleans the first segment, and opens it anew.
+    // Makes room for itself first: cleans the first segment, and reopens it.
     ram.write(&mut session, 0, &[block(0, 3, 256)]).unwrap();
     assert!(ram.store().entry(&session, 0) == place, "the test does not test what it should");
     buf[100] ^= 1;
@@ -336,8 +337,8 @@ fn a_block_that_returned_to_its_place_has_changed() {
     ram.store().leave(&session);
 }
 
-/// Frames that wait for a pinned thread, such as another writer that cleans, come free without more
-/// cleaning.
+/// Frames that wait for a pinned thread, such as another writer that cleans, become free without
+/// more cleaning.
 #[test]
 fn a_pinned_thread_makes_writers_clean_no_more() {
     let blocks = 4096;
@@ -352,7 +353,7 @@ fn a_pinned_thread_makes_writers_clean_no_more() {
     let (mut writer, reader) = (ram.store().session().unwrap(), ram.store().session().unwrap());
     let mut x = 1;
     let cleaned = || ram.store().counters().sum().cleaned;
-    // Random blocks, with a pin for as long as a few segments last.
+    // Random blocks, with a pin held for a few segments.
     let mut overwrite = |pinned: bool| {
         let before = cleaned();
         for round in 0..400 {
@@ -371,7 +372,7 @@ fn a_pinned_thread_makes_writers_clean_no_more() {
     ram.store().leave(&reader);
 }
 
-/// The room of two segments that were discarded is enough for a leaf.
+/// The room of two discarded segments suffices for a leaf.
 #[test]
 fn a_leaf_fits_where_little_was_discarded() {
     let volume = volume(64 << 20, min_ram_limit(64 << 20, SEGMENT));
@@ -388,7 +389,7 @@ fn a_leaf_fits_where_little_was_discarded() {
     assert!(stats.mem_used_bytes <= stats.ram_limit_bytes);
 }
 
-/// A limit that what is stored does not fit under is refused, and that is no refused write.
+/// A limit below the stored data is refused, and does not count as a refused write.
 #[test]
 fn a_limit_that_is_too_low_changes_nothing() {
     let least = min_ram_limit(64 << 20, SEGMENT);
@@ -405,8 +406,8 @@ fn a_limit_that_is_too_low_changes_nothing() {
     assert!(volume.stats().mem_used_bytes <= least);
 }
 
-/// Tables of a larger device and buffers of more threads are in the limit like everything else:
-/// room is made for them, and a size whose tables cannot fit is refused.
+/// Tables of a larger device and buffers of more threads count against the limit: room is made for
+/// them, and a size whose tables cannot fit is refused.
 #[test]
 fn sizes_and_threads_are_within_the_limit() {
     let size = 64 << 20;

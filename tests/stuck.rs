@@ -1,8 +1,8 @@
-//! Daemons that are killed at any moment, that do not answer, or whose files were removed below
-//! them: `ztier down` always gets rid of them, and nothing is left that it does not remove.
+//! Daemons that are killed at any moment, that do not answer, or whose files were removed: `ztier
+//! down` always gets rid of them, and leaves nothing behind.
 //!
-//! Needs root, `/dev/fuse` and loop devices; where they are missing, tests of the block device say
-//! `skipped:` and why.
+//! Needs root, `/dev/fuse` and loop devices; where these are missing, tests of the block device
+//! print `skipped:` and the reason.
 #![cfg(feature = "fuse")]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -32,12 +32,12 @@ use ztier::system::helper::Helper;
 const LONG: Duration = Duration::from_secs(300);
 const NBD: [&str; 6] = ["up", "vol", "--size", "64M", "--export", "nbd"];
 
-/// Whether block devices by FUSE work here; says why not.
+/// Whether block devices by FUSE work here; prints the reason if not.
 fn has_fuse() -> bool {
     available(true).map_err(|why| println!("skipped: {why}")).is_ok()
 }
 
-/// What is left in the system of the volume `name` and of anything in the sandbox.
+/// Leftovers in the system of the volume `name` and of the sandbox.
 fn left(sandbox: &Sandbox, name: &str) -> Vec<String> {
     let here = sandbox.path().canonicalize().unwrap();
     let here = here.to_str().unwrap();
@@ -65,7 +65,7 @@ fn processes_of(name: &str) -> Vec<i32> {
     all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_of).collect()
 }
 
-/// Those of them that serve.
+/// The daemons among them.
 fn daemons_of(name: &str) -> Vec<i32> {
     let is_daemon = |pid: &i32| {
         fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains_word(b"daemon"))
@@ -84,12 +84,12 @@ impl Words for Vec<u8> {
 }
 
 fn kill(pid: i32) {
-    // It may have ended by itself.
+    // The process may have ended on its own.
     let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
 }
 
-/// Kills the daemon, at some moment of each of the things that it does. One that is killed ends,
-/// and `down` removes what it leaves.
+/// Kills the daemon at some moment of each of its actions. A killed daemon ends, and `down` removes
+/// its leftovers.
 #[test]
 fn a_daemon_that_is_killed_at_any_moment_leaves_nothing_that_stays() {
     if !has_fuse() {
@@ -147,7 +147,7 @@ fn a_stopped_daemon_is_named_and_ended_by_force_without_loss() {
     let refused = sandbox.ztier(&["down", "vol", "--discard"]);
     refused.refused(6, &["is stopped", "kill -CONT", "--force"]);
     assert!(begun.elapsed() < Duration::from_secs(5), "that is known at once");
-    // What was refused is not done later.
+    // A refused request is not carried out later.
     kill_process(pid, Signal::CONT).unwrap();
     assert_eq!(sandbox.pid("vol"), pid);
     stop(pid);
@@ -179,7 +179,7 @@ fn a_volume_goes_down_and_restarts_while_a_large_window_is_gathered() {
     for command in [&["restart", "vol"][..], &["down", "vol"]] {
         sandbox.ztier(&up).ok();
         let mut disk = Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol");
-        // Many blocks in few segments, and many ranges that are zeroed after them.
+        // Many blocks in few segments, and then many zeroed ranges.
         for first in (0..BLOCKS).step_by(256) {
             let mut blocks = vec![0; 256 * 4096];
             for (number, block) in (first..).zip(blocks.chunks_exact_mut(4096)) {
@@ -192,7 +192,7 @@ fn a_volume_goes_down_and_restarts_while_a_large_window_is_gathered() {
         disk.flush();
         drop(disk);
         let mut drain = sandbox.command(&["drain", "vol"]).spawn().unwrap();
-        // A window begins at once; to gather it takes longer.
+        // A window begins at once; gathering takes longer.
         std::thread::sleep(Duration::from_millis(100));
         sandbox.ztier(command).ok();
         wait(&mut drain);
@@ -211,8 +211,8 @@ fn a_volume_goes_down_and_restarts_while_a_large_window_is_gathered() {
     }
 }
 
-/// What a cleaner of temporary files removes below a daemon, it makes anew when it is missed; and
-/// meanwhile no other daemon gets the volume.
+/// A cleaner of temporary files removes files of a daemon, which makes them anew when they are
+/// needed; meanwhile no other daemon gets the volume.
 #[test]
 fn removed_files_are_made_anew_when_they_are_missed() {
     let all = ["lock", "json", "sock", "keep"];
@@ -228,7 +228,7 @@ fn removed_files_are_made_anew_when_they_are_missed() {
         }
         sandbox.ztier(&NBD).refused(4, &["already up"]);
         assert_eq!(sandbox.pid("vol"), pid, "{gone:?}");
-        // This one needs all of them.
+        // The restart needs all of these files.
         eventually("the client is gone", || sandbox.ztier(&["restart", "vol"]).status == 0);
         assert_eq!(sandbox.files(), whole, "{gone:?}");
         let mut disk = Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol");
@@ -241,7 +241,7 @@ fn removed_files_are_made_anew_when_they_are_missed() {
     }
 }
 
-/// Of a daemon that died, the name of the volume alone tells what it left.
+/// Without a state file, the name of the volume alone identifies the leftovers of a dead daemon.
 #[test]
 fn without_a_state_file_down_finds_what_a_dead_daemon_left() {
     if !has_fuse() {
@@ -268,9 +268,9 @@ fn without_a_state_file_down_finds_what_a_dead_daemon_left() {
     }
 }
 
-/// A device whose reads, and whose size once it is asked for, take longer than any test.
+/// A device whose reads, and size query if `asked`, take longer than any test.
 struct Slow {
-    /// The file that says so when the size is asked for, if that is to take long.
+    /// File that is made when the size is queried, if that query has to hang.
     asked: Option<PathBuf>,
 }
 
@@ -301,14 +301,14 @@ impl Channel for Slow {
     }
 }
 
-/// What a server of its own does when it is killed.
+/// The state of the server at its kill.
 #[derive(Clone, Copy, PartialEq)]
 enum Moment {
     /// It has its own file open.
     Open,
     /// Its loop device is being attached, and one of its threads is about to answer for that.
     Attaching,
-    /// One of its threads reads its own file, and so waits for another one.
+    /// One of its threads reads its own file, and so waits for another thread.
     Waiting,
 }
 
@@ -345,7 +345,7 @@ fn loops_in(dir: &Path) -> impl Iterator<Item = PathBuf> {
     })
 }
 
-/// Ends with the connection that a failed test leaves, whatever waits for it.
+/// Aborts the FUSE connection that a failed test leaves, which ends all waits for it.
 struct Abort(PathBuf);
 
 impl Drop for Abort {
@@ -357,7 +357,7 @@ impl Drop for Abort {
     }
 }
 
-/// A process of its own that serves, killed at that moment.
+/// A separate process that serves, killed at that moment.
 fn killed(moment: Moment, run_dir: &Path) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "a_process_that_waits_for_itself_is_cut_off_by_down"])
@@ -369,7 +369,7 @@ fn killed(moment: Moment, run_dir: &Path) -> Child {
     eventually("it serves", || run_dir.join("ready").exists());
     fs::remove_file(run_dir.join("ready")).unwrap();
     if moment == Moment::Waiting {
-        // Until another thread has its request.
+        // Waits until another thread has its request.
         let tasks = format!("/proc/{}/task", child.id());
         let wchan = |task: PathBuf| fs::read_to_string(task.join("wchan")).unwrap_or_default();
         eventually("it waits for itself", || {
@@ -382,8 +382,8 @@ fn killed(moment: Moment, run_dir: &Path) -> Child {
     child
 }
 
-/// Opening its own file, closing it and attaching it are all that a daemon asks of itself; it dies
-/// all the same, because nothing is asked at a close and a helper does the rest.
+/// A daemon only opens, closes and attaches its own file. It dies all the same, because a close
+/// sends it no request and a helper does the rest.
 #[test]
 fn a_process_that_serves_ends_at_once_when_it_is_killed() {
     if !has_fuse() {
@@ -402,7 +402,7 @@ fn a_process_that_serves_ends_at_once_when_it_is_killed() {
     }
 }
 
-/// What no daemon does any more: even so, one command gets rid of it.
+/// No daemon does this any more; even so, one command gets rid of it.
 #[test]
 fn a_process_that_waits_for_itself_is_cut_off_by_down() {
     if let Some(dir) = std::env::var_os("ZTIER_TEST_SERVE") {

@@ -1,5 +1,5 @@
-//! `ztier swapon` and `swapoff`: what is refused, what is set on the machine, and that it is put
-//! back, also when the daemon died.
+//! `ztier swapon` and `swapoff`: refusals, changed settings of the machine, and their restoration,
+//! also when the daemon died.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -17,7 +17,7 @@ use support::sandbox::{Done, Sandbox, stop};
 use support::shell::{missing, ok};
 use ztier::control::{Client, Request, Swapon, Swapping};
 
-/// Brings a volume of this test up as a block device; nothing where that can't be.
+/// Brings a volume of this test up as a block device; `None` where that is impossible.
 fn up(sandbox: &Sandbox, name: &str, size: &str) -> Option<String> {
     let plan = sandbox.ztier(&["up", name, "--size", size, "--export", "fuse", "--dry-run"]);
     if plan.status != 0 {
@@ -31,13 +31,13 @@ fn up(sandbox: &Sandbox, name: &str, size: &str) -> Option<String> {
     Some(up.ok().trim().to_owned())
 }
 
-/// A name that no other test has, since all of them share `/dev/ztier`.
+/// A name unique to this test, since all tests share `/dev/ztier`.
 fn name(what: &str) -> String {
     format!("swap-{what}-{}", std::process::id())
 }
 
-/// Makes the volume swap, by --force since the daemon may lack what makes it safe; there is memory
-/// to spare here.
+/// Makes the volume swap, with --force since the daemon may not be safe for swap; the machine has
+/// enough memory here.
 fn swapon(sandbox: &Sandbox, name: &str, more: &[&str]) -> Done {
     sandbox.ztier(&[&["swapon", name, "--force"], more].concat())
 }
@@ -53,7 +53,7 @@ fn swap_is_no_larger_than_what_memory_holds() {
     let said = "swap is 72 MiB of its 128 MiB: what 24 MiB of memory hold at 3.0 : 1, which is";
     assert!(done.err.contains(said), "{done:?}");
     sandbox.ztier(&["swapoff", &name]).ok();
-    // What halves.
+    // Data that compresses to half.
     let (mut data, mut x) = (vec![0_u8; 20 * MIB as usize], 1_u64);
     for page in data.chunks_exact_mut(4096) {
         for byte in &mut page[..2048] {
@@ -65,7 +65,7 @@ fn swap_is_no_larger_than_what_memory_holds() {
     file.write_all_at(&data, MIB).unwrap();
     file.sync_all().unwrap();
     drop(file);
-    // Then nothing of it is there any more, but how well it compressed is known.
+    // Then nothing of it is stored any more, but its compression ratio is known.
     for _ in 0..2 {
         let done = swapon(&sandbox, &name, &["--json"]).json();
         let size = done["size_bytes"].as_u64().unwrap();
@@ -149,7 +149,7 @@ fn a_dead_daemon_leaves_no_swap_and_no_settings() {
     assert_eq!(swap_line(node.to_str().unwrap()), None);
     assert!(turn.is_as_before());
 
-    // Or the next daemon goes on with it, as swap.
+    // Or the next daemon takes it over, as swap.
     up(&sandbox, &name, "32M").unwrap();
     swapon(&sandbox, &name, &["--priority", "11"]).ok();
     sandbox.kill(&name);
@@ -191,7 +191,7 @@ fn what_holds_or_is_held_is_no_swap() {
     ok(20, "mount", &["-o", "nodiscard", &device, point.to_str().unwrap()]);
     swapon(&sandbox, &name, &[]).refused(4, &["is in use", "mounted on"]);
     ok(20, "umount", &[point.to_str().unwrap()]);
-    // What was there goes, with its memory.
+    // The old content goes, with its memory.
     fs::write(&device, vec![7; 8 << 20]).unwrap();
     swapon(&sandbox, &name, &[]).ok();
     let stored = sandbox.status(&name)["stats"]["orig_data_bytes"].as_u64().unwrap();
@@ -230,7 +230,8 @@ fn historic_counters_are_right() {
     if missing(&["blkdiscard"]) {
         return;
     }
-    // 10 pages of noise, 5 that halve and more, 3 of zeros; then 4 of the noise are freed.
+    // 10 pages of noise, 5 that compress to half and more, 3 of zeros; then 4 of the noise are
+    // freed.
     let mut x = 1u64;
     let noise = std::iter::repeat_with(|| {
         x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -258,7 +259,7 @@ fn historic_counters_are_right() {
     line("InvalidIO", 0, "");
     line("PagesDiscard", 4, "");
     line("ZeroPages", 3, "");
-    // 6 of 11 are noise, which no codec makes smaller.
+    // 6 of 11 are noise, which no codec compresses.
     line("GoodCompress", 45, " %");
     line("NoCompress", 54, " %");
     line("PagesStored", 11, "");
@@ -272,7 +273,7 @@ fn historic_counters_are_right() {
     sandbox.ztier(&["down", &name, "--discard"]).ok();
 }
 
-/// What was asked of a daemon that was stopped, by a caller that has given up, is not done later.
+/// A request to a stopped daemon whose caller has given up is not carried out later.
 #[test]
 fn what_was_given_up_is_not_carried_out() {
     let (turn, sandbox) = (Turn::wait(), Sandbox::new());

@@ -1,5 +1,5 @@
-//! Limits that something comes in addition to: memory that another process made, with another limit
-//! than that had; buffers of front-ends.
+//! Limits with additional memory: memory from another process with another limit; buffers of
+//! front-ends.
 #![allow(clippy::unwrap_used)]
 
 use std::os::fd::OwnedFd;
@@ -38,7 +38,7 @@ fn up(options: &Options, memory: &Memory) -> (Arc<Volume>, Box<dyn Channel>) {
     (volume, channel)
 }
 
-/// What block `n` has: nothing that shrinks.
+/// The content of block `n`: incompressible.
 fn content(n: u64, version: u64) -> Vec<u8> {
     let mut word = (n << 8 | version) + 1;
     let words = (0..BLOCK / 8).flat_map(|_| {
@@ -68,7 +68,7 @@ fn discard(channel: &mut dyn Channel, block: u64) {
     channel.submit(Request::Discard { offset, len: BLOCK }, Instant::now()).unwrap();
 }
 
-/// What was made for more than the machine has by now, or for less, is taken over as it is.
+/// Memory made for more than the machine has now, or for less, is taken over as it is.
 #[test]
 fn the_limit_fits_what_the_memory_was_made_for() {
     for ([was, was_max], [now, now_max], limit, most) in
@@ -89,7 +89,7 @@ fn the_limit_fits_what_the_memory_was_made_for() {
     }
 }
 
-/// What is stored takes more than the limit, but not what is live of it.
+/// The stored data exceeds the limit, but its live part does not.
 #[test]
 fn more_garbage_than_the_limit_is_cleaned() {
     let memory = Memory::default();
@@ -116,7 +116,7 @@ fn more_garbage_than_the_limit_is_cleaned() {
     volume.audit().unwrap();
 }
 
-/// As many threads as a plan is made for, each with its buffers, leave room for a write.
+/// The maximal number of threads of a plan, each with its buffers, leaves room for a write.
 #[test]
 fn buffers_that_the_least_limit_counts_leave_room() {
     let (buffer, threads) = (2 * (MIB + BLOCK), 16);
@@ -131,7 +131,7 @@ fn buffers_that_the_least_limit_counts_leave_room() {
     }
 }
 
-/// Buffers that come when all is full of garbage have that cleaned, not writes refused.
+/// Buffers that are added when all memory is full of garbage cause cleaning, not refused writes.
 #[test]
 fn buffers_find_room_where_there_is_garbage() {
     let options = options(16 * MIB, 16 * MIB);

@@ -1,4 +1,4 @@
-//! Names from outside that would steer a terminal: paths, names of processes.
+//! Names from outside that would control a terminal: paths, names of processes.
 #![allow(clippy::unwrap_used)]
 
 mod support {
@@ -11,19 +11,19 @@ use std::fs::{self, File};
 use support::disk::Disk;
 use support::sandbox::{Done, Sandbox};
 
-/// Clears a screen, ends a line, and is a control sequence in one character.
+/// Clears a screen, ends a line, and has a control sequence in one character.
 const EVIL: &str = "\u{1b}[2J\nevil\u{9b}31m\u{7}";
-/// What is shown of it.
+/// The displayed form.
 const SHOWN: &str = r"\u{1b}[2J\nevil\u{9b}31m\u{7}";
 
-/// Fails if a terminal would do anything with the text but show it in lines.
+/// Fails if the text would make a terminal do more than show lines.
 fn tame(text: &str) {
     let steers = |c: char| c.is_control() && c != '\n';
     assert!(!text.contains(steers), "{text:?}");
     assert!(!text.lines().any(|line| line.starts_with("evil")), "{text:?}");
 }
 
-/// A command whose output is tame, and shows the name.
+/// A command with tame output that shows the name.
 fn shows(done: Done) -> Done {
     tame(&done.out);
     tame(&done.err);
@@ -45,7 +45,7 @@ fn paths_that_steer_a_terminal_are_written_out() {
     tame(&json);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert!(json.to_string().contains(&serde_json::to_string(path).unwrap()), "{json}");
-    // Its metrics are in a format that has no other escapes than these three.
+    // Prometheus' format has only these three escapes.
     let metrics = sandbox.ztier(&["stats", "v", "--format", "prometheus"]).ok();
     tame(&metrics);
     for part in metrics.split('\\').skip(1) {
@@ -72,7 +72,7 @@ fn paths_that_steer_a_terminal_are_written_out() {
 fn a_client_cannot_steer_the_terminal_by_its_name() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&["up", "v", "--size", "16M", "--export", "nbd"]).ok();
-    // At most 15 bytes, and any: one is no UTF-8.
+    // At most 15 bytes, of any value: one is no UTF-8.
     fs::write("/proc/self/comm", b"\x1b[2J\nevil\xffx").unwrap();
     let shown = "\\u{1b}[2J\\nevil\u{fffd}x";
     let disk = Disk::open(&sandbox.run_dir().join("v.nbd"), "v");

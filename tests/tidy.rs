@@ -1,4 +1,4 @@
-//! The house rules that a compiler does not check: layers, headers, sizes.
+//! The house rules that a compiler does not check: layers, headers, sizes, wording.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -16,7 +16,7 @@ const LAYERS: [&[&str]; 9] = [
     &["codec"],
     &["media"],
 ];
-/// Those that use no other of their layer: the engines, and what front-ends stand on.
+/// Modules that use no other of their layer: the engines, and the base of front-ends.
 const APART: [&str; 5] = ["device", "system", "cache", "log", "ram"];
 /// Modules beside the layers: every module may use them, and they use no layer.
 const BESIDE: [&str; 10] = [
@@ -31,7 +31,7 @@ const BESIDE: [&str; 10] = [
     "sync",
     "threadless",
 ];
-/// The rooms of an engine, top first, each below the files that are in none: a room uses itself and
+/// The rooms of an engine, top first, all below the files outside of rooms: a room uses itself and
 /// those below it, by their names, and nothing else of its engine. Tests may.
 const ROOMS: [(&str, &[&str]); 2] =
     [("log", &["run", "recovery", "core", "disk", "planted"]), ("ram", &["store"])];
@@ -73,12 +73,12 @@ fn code_of(text: &str) -> String {
     text.lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
 }
 
-/// Every `crate::module` that a text names, also in grouped imports.
+/// Every `crate::module` in a text, also in grouped imports.
 fn used_modules(text: &str) -> Vec<String> {
     used_below(text, "crate::")
 }
 
-/// The names behind a path that a text has, also in grouped imports.
+/// The names behind a path in a text, also in grouped imports.
 fn used_below(text: &str, path: &str) -> Vec<String> {
     let mut used = Vec::new();
     for (at, _) in text.match_indices(path) {
@@ -118,8 +118,8 @@ fn violation(module: &str, used: &str) -> bool {
     }
 }
 
-/// Words that leave open which thread, process or user is meant, in halves, so that this file has
-/// none of them.
+/// Words that do not say which thread, process, user or number is meant, in halves, so that this
+/// file contains none.
 const VAGUE: [(&str, &str); 7] = [
     ("who", "ever"),
     ("some", "body"),
@@ -129,7 +129,7 @@ const VAGUE: [(&str, &str); 7] = [
     (" so ", "many "),
     (" so ", "much "),
 ];
-/// The same, where they stand alone.
+/// Words with the same fault, if they stand alone.
 const PERSONS: [(&str, &str); 4] = [("h", "e"), ("h", "im"), ("h", "is"), ("hims", "elf")];
 
 /// Whether a text has one of those words.
@@ -140,7 +140,7 @@ fn is_vague(text: &str) -> bool {
         || text.split(|c: char| !c.is_alphanumeric()).any(is_person)
 }
 
-/// All texts of the project that are read by people, but for what benchmarks have made.
+/// All texts of the project for readers, except benchmark results.
 fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found: Vec<_> =
@@ -196,7 +196,7 @@ fn without_tests(text: &str) -> &str {
     &text[..tests]
 }
 
-/// What of its engine a room uses and must not: rooms above it, and what is in no room.
+/// Forbidden uses of a room in its engine: rooms above it, and files outside of rooms.
 fn strays(rooms: &[&str], room: &str, used: &[String]) -> Vec<String> {
     let below = rooms.iter().skip_while(|r| **r != room).collect::<Vec<_>>();
     used.iter().filter(|u| !below.iter().any(|r| *r == u)).cloned().collect()
@@ -217,7 +217,7 @@ fn a_room_uses_only_those_below() {
             for path in files {
                 let text = code_of(&fs::read_to_string(&path).unwrap());
                 let text = without_tests(&text);
-                // Where the room itself is the parent, its parent is the engine.
+                // If the room itself is the parent, its parent is the engine.
                 let is_root = path.ends_with("mod.rs") || !is_dir;
                 let up = if is_root { "super::" } else { "super::super::" };
                 let mut used = used_below(text, &format!("crate::{engine}::"));
@@ -259,7 +259,7 @@ fn every_file_says_what_it_is_and_fits() {
             say(format!("has more than {LINES_MAX} lines"));
         }
         for (n, line) in text.lines().enumerate() {
-            // What rustfmt leaves alone: text that cannot be broken.
+            // rustfmt leaves text alone that cannot be broken.
             if line.chars().count() > COLUMNS_MAX && !line.contains('"') {
                 say(format!("line {} is longer than {COLUMNS_MAX}", n + 1));
             }

@@ -71,7 +71,7 @@ fn volumes_are_shown_chosen_and_put_in_order() {
                 disk.read(0, 8192);
             }
         });
-        // It is read and written: a rate and latencies, in the row and below.
+        // The volume is read and written: a rate and latencies, in the row and below.
         let row = || pty.chosen().unwrap_or_default();
         let cells = || row().split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         eventually("rates are shown", || {
@@ -89,8 +89,7 @@ fn volumes_are_shown_chosen_and_put_in_order() {
     shows(&pty, "── ram: ");
 
     pty.resize(40, 120);
-    // However long the paths are.
-    // What is drawn arrives in parts.
+    // Also with long paths. The drawing arrives in parts.
     eventually("it is wide, and high", || {
         let text = pty.text();
         text.lines().count() == 40 && text.lines().any(|line| line.chars().count() > 100)
@@ -98,7 +97,7 @@ fn volumes_are_shown_chosen_and_put_in_order() {
     pty.resize(12, 40);
     eventually("it is narrow", || pty.text().contains("q ends  j k choose"));
 
-    // A volume that comes, goes, hangs or dies is shown as such, and does not hold up the display.
+    // A volume that comes, goes, hangs or dies is shown as such, and does not delay the display.
     sandbox.ztier(&["up", "late", "--size", "1M", "--export", "nbd"]).ok();
     shows(&pty, "3 volumes");
     sandbox.ztier(&["down", "late"]).ok();
@@ -158,7 +157,7 @@ fn the_terminal_is_given_back_whatever_ends_it() {
         eventually("the terminal is given back", || !pty.is_taken());
         assert_eq!(pty.modes(), before, "{end:?}");
     }
-    // Enough is enough.
+    // The count ends the display.
     assert_eq!(wait(&mut top(&sandbox, &pty, &["--count", "2"]).0), 0);
     eventually("the terminal is given back", || !pty.is_taken());
     assert_eq!(pty.modes(), before);

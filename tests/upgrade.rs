@@ -1,9 +1,9 @@
-//! What earlier versions left is what this program goes on with: memory and drives of a daemon that
-//! was killed, its state file, saved settings, its memory holder's messages, and its control
-//! protocol. `tests/golden/upgrade/VERSION` has them for each version since 0.2.0 and each role.
+//! This program takes over from earlier versions: memory and drives of a killed daemon, its state
+//! file, saved settings, its memory holder's messages, and its control protocol.
+//! `tests/golden/upgrade/VERSION` has them for each version since 0.2.0 and each role.
 //!
-//! `ZTIER_GOLDEN=write cargo test --test upgrade` records this version, once, when it is released.
-//! Those of earlier versions are never written again.
+//! `ZTIER_GOLDEN=write cargo test --test upgrade` records this version, once, at its release.
+//! Records of earlier versions are never written again.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -28,7 +28,7 @@ use ztier::metrics::GROUPS;
 
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
-/// What stands for the directory of a test in what was recorded.
+/// Placeholder for the directory of a test in records.
 const DIR: &str = "@DIR@";
 
 /// A volume of each kind.
@@ -36,9 +36,9 @@ struct Role {
     name: &'static str,
     drives: &'static [(&'static str, u64)],
     up: &'static [&'static str],
-    /// How a daemon of this role is told that its drives are copies.
+    /// Flags for a daemon of this role whose drives are copies.
     copied: &'static [&'static str],
-    /// How many blocks are noise, which fills memory.
+    /// Number of noise blocks, which fill memory.
     noise: u64,
     discard: bool,
 }
@@ -98,7 +98,7 @@ impl Role {
         [&["down", "vol"][..], if self.discard { &["--discard"] } else { &[] }].concat()
     }
 
-    /// What block `block` has in the end; `None`: it was discarded or never written.
+    /// The final content of block `block`; `None`: discarded or never written.
     fn content(&self, block: u64) -> Option<Vec<u8>> {
         match block {
             0..100 => Some(text(block, 2)),
@@ -110,7 +110,7 @@ impl Role {
         }
     }
 
-    /// Writes it all: in part durable, in part not.
+    /// Writes the whole content: a part durable, a part not.
     fn fill(&self, disk: &mut Disk) {
         for block in 0..250 {
             disk.write(block * BLOCK, &text(block, 1));
@@ -135,13 +135,13 @@ impl Role {
     }
 }
 
-/// A block that shrinks.
+/// A compressible block.
 fn text(block: u64, version: u64) -> Vec<u8> {
     let line = format!("block {block} of version {version}; ");
     line.bytes().cycle().take(BLOCK as usize).collect()
 }
 
-/// A block that does not; recorded it does, because all of them have the same noise.
+/// An incompressible block; the record compresses, because all of these have the same noise.
 fn noise(block: u64) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut words = Vec::new();
@@ -159,7 +159,7 @@ fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/upgrade")
 }
 
-/// The directories of all versions that were recorded.
+/// The directories of all recorded versions.
 fn versions() -> Vec<PathBuf> {
     let mut all: Vec<_> =
         fs::read_dir(golden()).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -168,7 +168,7 @@ fn versions() -> Vec<PathBuf> {
     all
 }
 
-/// A sandbox with what was recorded.
+/// A sandbox with a record.
 struct Place {
     sandbox: Sandbox,
     role: &'static Role,
@@ -213,7 +213,7 @@ impl Place {
         self.sandbox.run_dir().join("vol.keep")
     }
 
-    /// `ztier` in the directory of the drives.
+    /// Runs `ztier` in the directory of the drives.
     fn ztier(&self, args: &[&str]) -> Done {
         let mut command = self.sandbox.command(args);
         command.current_dir(self.sandbox.path());
@@ -224,7 +224,7 @@ impl Place {
         Disk::open(&self.sandbox.run_dir().join("vol.nbd"), "vol")
     }
 
-    /// Waits until the daemon has ended, which has said that it does.
+    /// Waits for the end of the daemon, which has announced it.
     fn left(&self) {
         let lock = File::open(self.sandbox.run_dir().join("vol.lock")).unwrap();
         eventually("the daemon has ended", || {
@@ -232,7 +232,7 @@ impl Place {
         });
     }
 
-    /// Puts memory, drives, state and settings where they were when the daemon was killed.
+    /// Restores memory, drives, state and settings as they were when the daemon was killed.
     fn restore(&self) -> Holder {
         let image = Image::read(&self.recorded("img"), self.sandbox.path());
         fs::write(self.state(), self.text("json")).unwrap();
@@ -241,10 +241,10 @@ impl Place {
     }
 }
 
-/// One question to a daemon and all that was said then, as it was recorded.
+/// A recorded request to a daemon, with all answers.
 struct Talk {
     request: Value,
-    /// The daemon's lines; of two, the first said that it was ready.
+    /// The daemon's lines; of two, the first is `ready`.
     answers: Vec<String>,
 }
 
@@ -275,7 +275,7 @@ impl Talk {
     }
 }
 
-/// Asks the daemon of `place`, and notes all that is said.
+/// Sends a request to the daemon of `place`, and records all lines.
 fn ask(place: &Place, request: &Request, said: &mut String) {
     let mut line = json!({"v": VERSION});
     let body = serde_json::to_value(request).unwrap();
@@ -324,11 +324,11 @@ fn record(role: &'static Role, golden: &Path) {
     place.sandbox.kill("vol");
     place.record("json", &fs::read_to_string(place.state()).unwrap());
     let settings = fs::read_to_string(place.settings()).unwrap();
-    // That of a file is its inode.
+    // The id of a file is its inode.
     let settings = settings.lines().filter(|line| !line.starts_with("backing-id"));
     place.record("toml", &settings.map(|line| format!("{line}\n")).collect::<String>());
     let image = Image::kept(&place.keep());
-    // A log's memory has what was not flushed.
+    // A log's memory has the unflushed data.
     assert!(role.name == "cache" || image.memory_bytes() > 50 * BLOCK, "{}", role.name);
     image.write(&place.recorded("img"), place.sandbox.path(), &role.drive_names());
     drop(image);
@@ -361,7 +361,7 @@ fn this_version_is_recorded_when_that_is_asked_for() {
     fs::write(golden.join("metrics.txt"), metrics().join("\n") + "\n").unwrap();
 }
 
-/// As root, by FUSE.
+/// Records swap: as root, by FUSE.
 fn record_swap(golden: &Path) {
     let place = Place::new(&ROLES[0], golden);
     place.ztier(&["up", "vol", "--export", "fuse", "--size", "16M"]).ok();
@@ -374,7 +374,7 @@ fn record_swap(golden: &Path) {
     fs::write(golden.join("swap.control"), said.replace(place.dir(), DIR)).unwrap();
 }
 
-/// A line for each metric that this version has.
+/// A line for each metric of this version.
 fn metrics() -> Vec<String> {
     let all = GROUPS.iter().flat_map(|group| group.metrics);
     all.map(|metric| format!("{} {:?} {}", metric.name, metric.kind, metric.labels.join(" ")))
@@ -386,7 +386,7 @@ fn metrics_have_the_names_and_labels_that_they_had() {
     let now = metrics();
     for golden in versions() {
         for line in fs::read_to_string(golden.join("metrics.txt")).unwrap().lines() {
-            // A label may come in addition.
+            // A label may be added.
             assert!(now.iter().any(|metric| metric.starts_with(line)), "{line} is gone");
         }
     }
@@ -430,8 +430,8 @@ fn a_daemon_goes_on_with_what_an_earlier_one_left() {
     });
 }
 
-/// A daemon of an earlier version, as far as commands see it: its lock, its control socket, and the
-/// answers that were recorded.
+/// A daemon of an earlier version, as commands see it: its lock, its control socket, and the
+/// recorded answers.
 struct Earlier {
     thread: JoinHandle<()>,
 }
@@ -458,18 +458,18 @@ impl Earlier {
     }
 }
 
-/// Answers one question as it was recorded. Returns whether the daemon ends with that.
+/// Answers one request from the record. Returns whether the daemon ends with that.
 fn answer(stream: &UnixStream, all: &[Talk]) -> bool {
     stream.set_read_timeout(Some(support::sandbox::PATIENCE)).unwrap();
     let mut lines = BufReader::new(stream).lines();
-    // Some only look whether there is a daemon.
+    // Some commands only check whether there is a daemon.
     let Some(Ok(line)) = lines.next() else { return false };
     let mut asked: Value = serde_json::from_str(&line).unwrap();
     assert_eq!(asked["v"], 3, "{line}");
     asked.as_object_mut().unwrap().remove("until_ms");
     let talk = all.iter().find(|talk| talk.request["op"] == asked["op"]);
     let talk = talk.unwrap_or_else(|| panic!("never asked before: {line}"));
-    // An earlier version refuses what it does not know.
+    // An earlier version refuses unknown keys.
     known(&asked, &talk.request);
     let say = |line: &str| (&*stream).write_all(format!("{line}\n").as_bytes()).unwrap();
     let (last, before) = talk.answers.split_last().unwrap();
@@ -481,13 +481,13 @@ fn answer(stream: &UnixStream, all: &[Talk]) -> bool {
     matches!(talk.op(), "restart" | "down")
 }
 
-/// Every key of `found` is one of `wanted`.
+/// Every key of `found` is in `wanted`.
 #[track_caller]
 fn known(found: &Value, wanted: &Value) {
     let Value::Object(found) = found else { return };
     for (key, value) in found {
         let wanted = wanted.get(key).unwrap_or_else(|| panic!("`{key}` is unknown to it"));
-        // What was left out when it was recorded may have anything in it.
+        // A key without a recorded value may have any value.
         if !wanted.is_null() {
             known(value, wanted);
         }
@@ -522,7 +522,7 @@ fn commands_understand_an_earlier_daemon() {
     });
 }
 
-/// The other way round: a script, or a command of the version before, at the present daemon.
+/// Vice versa: a script, or a command of the version before, with the present daemon.
 #[test]
 fn a_daemon_understands_earlier_commands_and_tells_all_that_was_told_then() {
     each(|place| {
@@ -545,7 +545,7 @@ fn a_daemon_understands_earlier_commands_and_tells_all_that_was_told_then() {
     });
 }
 
-/// Those of swap, without a daemon: it takes root, and the machine's swap.
+/// The requests of swap, without a daemon: it needs root, and the machine's swap.
 #[test]
 fn requests_and_answers_of_swap_are_what_they_were() {
     for golden in versions() {
@@ -555,8 +555,8 @@ fn requests_and_answers_of_swap_are_what_they_were() {
     }
 }
 
-/// A request as it is asked now, and checks that it is asked as it was, and that its answer is
-/// understood.
+/// The request as sent now; checks that it equals the recorded one, and that commands understand
+/// its answer.
 fn repeated(talk: &Talk) -> Request {
     let mut body = talk.request.clone();
     body.as_object_mut().unwrap().remove("v");
@@ -566,7 +566,7 @@ fn repeated(talk: &Talk) -> Request {
     request
 }
 
-/// What a daemon answered once is what commands of today can read.
+/// Today's commands can read a recorded answer.
 fn understood(op: &str, value: Value) {
     let read = match op {
         "ping" => serde_json::from_value::<Version>(value).map(drop),
@@ -583,7 +583,7 @@ fn understood(op: &str, value: Value) {
     read.unwrap_or_else(|e| panic!("{op}: {e}"));
 }
 
-/// Every key that there was is there, with a value of the same kind.
+/// Every recorded key is there, with a value of the same kind.
 #[track_caller]
 fn told(before: &Value, now: &Value, path: &str) {
     match (before, now) {
@@ -593,7 +593,7 @@ fn told(before: &Value, now: &Value, path: &str) {
                 told(value, now.get(key).unwrap_or_else(|| panic!("{path} is gone")), &path);
             }
         }
-        // What may be missing.
+        // Optional values.
         (Value::Null, _) | (_, Value::Null) => {}
         (before, now) => {
             let kind = |value: &Value| std::mem::discriminant(value);

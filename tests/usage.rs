@@ -1,4 +1,4 @@
-//! Volumes that are put to use by themselves: swap space and a mounted file system, made anew when
+//! Volumes that are put to use automatically: swap space and a mounted file system, made anew when
 //! they come up empty and ended by `down`.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use support::sandbox::Sandbox;
 use support::shell::missing;
 
-/// Whether block devices can't be made here; says why.
+/// Whether block devices can't be made here; prints the reason.
 fn no_block_device(sandbox: &Sandbox) -> bool {
     let plan = sandbox.ztier(&["up", "vol", "--size", "1M", "--export", "fuse", "--dry-run"]);
     if plan.status != 0 {
@@ -21,13 +21,13 @@ fn no_block_device(sandbox: &Sandbox) -> bool {
     plan.status != 0
 }
 
-/// The line of a table of the kernel that names `what`.
+/// The line of a kernel table that names `what`.
 fn line_of(table: &str, what: &str) -> Option<String> {
     let text = fs::read_to_string(table).unwrap();
     text.lines().find(|line| line.split_whitespace().any(|w| w == what)).map(str::to_owned)
 }
 
-/// A name that no other test has, since all of them share `/dev/ztier`.
+/// A name unique to this test, since all tests share `/dev/ztier`.
 fn name(what: &str) -> String {
     format!("use-{what}-{}", std::process::id())
 }
@@ -59,10 +59,10 @@ fn ext4_is_made_mounted_and_ended() {
     sandbox.ztier(&["down", &name, "--discard"]).ok();
     assert_eq!(fs::read_dir(&point).unwrap().count(), 0);
 
-    // From its file, and with nothing of before.
+    // Up again by its file, and without its former content.
     sandbox.ztier(&["up", &name]).ok();
     assert!(!point.join("file").exists() && point.join("lost+found").exists());
-    // The place is taken now.
+    // The mount point is in use now.
     let second = format!("{name}-2");
     let up = ["up", &second, "--size", "64M", "--use", "ext4", "--mount", at];
     sandbox.ztier(&up).refused(4, &["is mounted on", "already"]);
@@ -70,7 +70,7 @@ fn ext4_is_made_mounted_and_ended() {
     sandbox.ztier(&["down", &name, "--discard"]).ok();
 }
 
-/// What is there would be hidden, and `down` would not find a mount by a name that is not its own.
+/// Files there would be hidden, and `down` would not find a mount by another name.
 #[test]
 fn a_mount_point_that_holds_something_or_leads_elsewhere_is_refused() {
     let sandbox = Sandbox::new();
@@ -107,7 +107,7 @@ fn a_mount_point_that_holds_something_or_leads_elsewhere_is_refused() {
     assert_eq!(sandbox.files(), [""; 0]);
     assert!(fs::symlink_metadata(format!("/dev/ztier/{name}")).is_err());
 
-    // What the volume itself has mounted there does not count, also when its daemon is gone.
+    // The volume's own mount there does not count, also when its daemon is gone.
     let mount = at("empty");
     let up = ["up", &name, "--size", "64M", "--export", "fuse", "--use", "ext4", "--mount", &mount];
     sandbox.ztier(&up).ok();
@@ -121,7 +121,8 @@ fn a_mount_point_that_holds_something_or_leads_elsewhere_is_refused() {
     assert_eq!(fs::read_dir(at("empty")).unwrap().count(), 0);
 }
 
-/// By force it would be left with an open device that gives errors, and without a daemon.
+/// With force, the user of the device would keep an open device that returns errors, without a
+/// daemon.
 #[test]
 fn a_device_that_cannot_wait_is_not_taken_from_who_holds_it() {
     let sandbox = Sandbox::new();
@@ -162,7 +163,7 @@ fn what_is_in_it_outlives_the_daemon() {
     sandbox.ztier(&["restart", &name]).refused(4, &["umount", "busy"]);
     held.sync_all().unwrap();
     drop(held);
-    // What the dead daemon had mounted is unmounted by the next, checked, and mounted again.
+    // The next daemon unmounts what the dead one had mounted, checks it, and mounts it again.
     sandbox.kill(&name);
     sandbox.ztier(&up).ok();
     let text = fs::read_to_string("/proc/mounts").unwrap();
@@ -192,7 +193,7 @@ fn swap_is_made_enabled_and_ended() {
     let swap = line_of("/proc/swaps", device.to_str().unwrap()).unwrap();
     assert_eq!(swap.split_whitespace().last(), Some("7"), "{swap}");
     assert!(sandbox.status(&name)["holders"].to_string().contains("swap"));
-    // What is swapped out comes back to memory, so nothing is given up.
+    // Swapped-out pages come back to memory, so no data is given up.
     sandbox.ztier(&["down", &name]).ok();
     assert_eq!(line_of("/proc/swaps", device.to_str().unwrap()), None);
 }

@@ -1,5 +1,5 @@
-//! What a log keeps of its backing store: from where it is read, also after a restart, and that
-//! nothing of it is served after another program has written there.
+//! A log's copies of its backing store: where reads come from, also after a restart, and that no
+//! copy is served after another program has written to the backing store.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -80,7 +80,7 @@ fn what_was_written_back_is_still_read_from_the_log() {
     assert_eq!((stats.blocks_dirty, stats.blocks_clean), (0, HOT), "{stats:?}");
     assert!(stats.reads_clean >= HOT, "{stats:?}");
 
-    // What cannot be read from the log is read from the backing store, and no error.
+    // A block unreadable in the log is read from the backing store, without an error.
     assert!(pair.backing.content()[..BLOCK as usize] == content(0, 1));
     for at in (data_at(16 << 20, SEGMENT) + 2000..16 << 20).step_by(2 * BLOCK as usize) {
         pair.log.damage(at);
@@ -133,7 +133,7 @@ fn what_is_read_again_is_kept_and_what_is_written_replaces_it() {
     assert!(asked <= HOT / 10, "{asked} reads of the backing store");
     eventually("all is in the backing store", || log_of(&volume).clean);
 
-    // As much as fills the log several times: copies make room, and nothing old is read.
+    // Enough to fill the log several times: copies make room, and no old content is read.
     let mut channel = std::sync::Arc::clone(&volume).channel();
     for version in 2..8 {
         for block in 0..BLOCKS {
@@ -150,7 +150,7 @@ fn what_is_read_again_is_kept_and_what_is_written_replaces_it() {
     check_all(&volume, 7);
     drain(&volume);
     check_all(&volume, 7);
-    // What stays is no more than the share, and not nothing.
+    // The remaining copies take at most their share, and not nothing.
     eventually("room", || {
         let stats = log_of(&volume);
         (1..=stats.segments / 2).contains(&stats.segments_clean)
@@ -158,14 +158,14 @@ fn what_is_read_again_is_kept_and_what_is_written_replaces_it() {
     check_all(&volume, 7);
     drop(channel);
     volume.close().unwrap();
-    // Nothing says that the backing store is as it was.
+    // Nothing proves that the backing store is unchanged.
     let volume = pair.open_with(options(50));
     assert_eq!(log_of(&volume).blocks_clean, 0);
     check_all(&volume, 7);
     volume.close().unwrap();
 }
 
-/// Whether changes of a file could be noticed here.
+/// Whether changes of a file can be detected here.
 fn has_change_counter(file: &str) -> bool {
     let drive = FileDrive::open(Path::new(file), Access::ReadOnly).unwrap();
     let known = ChangeCounter::of(&drive).sure != 0;
@@ -192,7 +192,7 @@ fn read_hot(place: &Place, version: impl Fn(u64) -> u64) {
     }
 }
 
-/// Reads everything; how many blocks the log did not have.
+/// Reads everything; returns the number of blocks that the log did not have.
 fn missed(place: &Place, version: impl Fn(u64) -> u64) -> u64 {
     let lacked = || {
         let log = place.log_of("vol");
@@ -203,8 +203,8 @@ fn missed(place: &Place, version: impl Fn(u64) -> u64) -> u64 {
     lacked() - before
 }
 
-/// A place whose log has most of what is read again and again; every tenth block is of version 2,
-/// and the backing store lacks that.
+/// A place whose log has most of the blocks that are read again and again; every tenth block has
+/// version 2, which the backing store lacks.
 fn warmed() -> Option<Place> {
     let place = Place::new();
     let all: Vec<u8> = (0..BLOCKS).flat_map(|block| content(block, 1)).collect();
@@ -245,12 +245,12 @@ fn a_restart_is_warm_at_once_and_a_kill_is_right() {
     assert_eq!(place.log_of("vol")["warm"], true);
     assert!(missed(&place, version) <= HOT / 10);
 
-    // What happens after a death is unknown.
+    // Events after a daemon's death are unknown.
     place.sandbox.kill("vol");
     place.sandbox.ztier(&["restart", "vol"]).ok();
     assert_eq!(place.log_of("vol")["warm"], false);
     assert!(missed(&place, version) >= HOT * 8 / 10);
-    // What the log lost it gets again; what it had before stays void.
+    // The log gets the lost copies again; its old ones stay void.
     read_hot(&place, version);
     eventually("copies", || number(&place.log_of("vol"), "copies_kept") >= HOT * 8 / 10);
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
@@ -260,7 +260,7 @@ fn a_restart_is_warm_at_once_and_a_kill_is_right() {
     place.sandbox.ztier(&["down", "vol"]).ok();
 }
 
-/// Writes one block of a drive past everything.
+/// Writes one block of a drive behind ztier's back.
 fn write_bare(path: &str, block: u64, version: u64) {
     let file = OpenOptions::new().write(true).open(path).unwrap();
     file.write_all_at(&content(block, version), block * BLOCK).unwrap();
@@ -280,7 +280,7 @@ fn one_block_that_was_written_bare_is_noticed() {
                 String::new()
             }
         };
-        // In no sample of the identity, and no superblock of anything.
+        // In no sample of the identity, and in no superblock.
         let block = 777 - round as u64;
         write_bare(&place.backing, block, 9);
         up(&place);

@@ -1,5 +1,5 @@
-//! A log whose drive fails for good, as the users of a volume meet it: what they are told, what
-//! goes on, and where the data is.
+//! A log whose drive fails for good, as users see it: the messages, what goes on, and where the
+//! data is.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -36,14 +36,14 @@ impl Worn {
         worn::limit(&self.place.sandbox, "vol", bytes);
     }
 
-    /// What `status` says under a heading.
+    /// The text of `status` under a heading.
     fn says(&self, heading: &str) -> String {
         let status = self.place.sandbox.ztier(&["status", "vol"]).looked();
         let line = status.lines().find(|line| line.starts_with(heading));
         line.unwrap_or_else(|| panic!("{status}")).to_owned()
     }
 
-    /// All blocks of the volume have this version.
+    /// Asserts that all blocks of the volume have this version.
     fn holds(&self, version: u64) {
         let mut disk = self.place.connect();
         for block in 0..BLOCKS {
@@ -72,7 +72,7 @@ fn behind_a_worn_log_the_volume_goes_on_without_it() {
     assert_eq!((&log["failed"], &log["through"]), (&true.into(), &true.into()), "{log}");
     assert!(log["errors"].as_u64() > Some(0), "{log}");
     worn.holds(3);
-    // The backing store keeps up with each write.
+    // The backing store gets each write.
     disk.write(5 * BLOCK, &content(5, 9));
     disk.flush();
     let mut now = vec![0; 4096];
@@ -84,7 +84,7 @@ fn behind_a_worn_log_the_volume_goes_on_without_it() {
     place.sandbox.ztier(&["down", "vol"]).ok();
     let check = place.sandbox.ztier(&["log", "check", &place.log]).ok();
     assert!(check.contains("0 changes"), "{check}");
-    // Without the limit, that is with a log that was mended, it is used again.
+    // Without the limit, that is with a repaired log, the log is used again.
     place.sandbox.ztier(&place.up()).ok();
     worn.holds(3);
     assert!(worn.says("durable").contains("in the log when a flush returns"));
@@ -100,7 +100,7 @@ fn where_log_and_backing_store_take_nothing_errors_last_until_they_do() {
         disk.write(block * BLOCK, &content(block, 1));
     }
     disk.flush();
-    // Both superblocks can still be written, and little else.
+    // Only both superblocks and little else can be written.
     worn.limit(Some(128 << 10));
     let began = Instant::now();
     disk.write(0, &content(0, 2));
@@ -129,7 +129,7 @@ fn a_log_that_cannot_even_be_marked_takes_nothing_more() {
         return;
     }
     let files = Place::new();
-    // The limit is one of files alone.
+    // The limit only applies to files.
     let device = Loop::on(Path::new(&files.backing), &[]);
     let worn = Worn::up(Place { backing: device.path().to_owned(), ..files });
     let place = &worn.place;
@@ -150,12 +150,12 @@ fn a_log_that_cannot_even_be_marked_takes_nothing_more() {
     eventually("the client is gone", || {
         place.sandbox.status("vol")["holders"].as_array().is_some_and(Vec::is_empty)
     });
-    // A client that flushes nothing may not have heard of it.
+    // A client that never flushes may not know of it.
     let refused = ["would lose data", "can't be made durable", "--discard"];
     place.sandbox.ztier(&["down", "vol"]).refused(5, &refused);
     place.sandbox.ztier(&["down", "vol", "--force"]).refused(5, &refused);
     place.sandbox.ztier(&["down", "vol", "--discard"]).ok();
-    // What was durable is in both.
+    // Durable data is in both.
     let mut now = vec![0; 4096];
     let backing = File::open(&place.backing).unwrap();
     for block in 1..BLOCKS {
@@ -163,8 +163,8 @@ fn a_log_that_cannot_even_be_marked_takes_nothing_more() {
         assert!(now == content(block, 1), "block {block} of the backing store");
     }
     drop(backing);
-    // The limit is one of all files: neither the superblock nor this machine's record says that the
-    // volume itself changed the backing store.
+    // The limit applies to all files: neither the superblock nor this machine's record says that
+    // the volume itself changed the backing store.
     place.sandbox.ztier(&place.up()).refused(5, &["was changed", "--discard-log"]);
     place.sandbox.ztier(&[&place.up()[..], &["--discard-log"]].concat()).ok();
     worn.holds(1);

@@ -1,9 +1,8 @@
-//! A drive with compressed copies of what was read from it and written to it.
+//! A drive with compressed copies of blocks that were read from it or written to it.
 //!
-//! Invariants: what a read returns is what the drive itself could have returned; a copy is never
-//! all that there is of a block; a write has reached the drive before it is kept, and no copy of
-//! what it replaces is left when it begins. No shard's lock is held while the drive works, and one
-//! at a time.
+//! Invariants: a read returns only what the drive itself could have returned; a copy is never all
+//! that there is of a block; a write keeps copies after the drive has taken it, and drops the old
+//! ones before it begins. No thread holds a shard's lock while the drive works, or two of them.
 
 use super::flights::GROUP;
 use super::io_context::{IoContext, IoContexts, Most};
@@ -29,30 +28,31 @@ const BLOCK: u64 = BLOCK_SIZE as u64;
 pub const RAM_LIMIT_MIN: u64 = 1 << 20;
 /// Blocks of a request that are looked up together, before any of them is read: 4 MiB.
 const WINDOW: usize = 1024;
-/// Blocks with a copy that are read along between two without: a disk moves so many in less than it
-/// takes to be asked again, and one whose head has passed them takes a turn.
+/// Most blocks with a copy that are read along between two without: a disk moves these in less time
+/// than another request takes, and a head that has passed the next block waits for a turn of the
+/// disk.
 const HOLE: usize = 32;
-/// Bytes of a shard at least, and shards at most.
+/// Least bytes of a shard, and most shards.
 const SHARD_MIN: u64 = 4 << 20;
 const SHARDS_MAX: u64 = 16;
-/// Requests that can compute at the same time; while they wait for the drive, others do.
+/// Most I/O contexts: requests that can compute at the same time. None has one while it waits for
+/// the drive.
 const CONTEXTS_MAX: u64 = 16;
-/// The part of the limit that they may take together, and one window of readahead.
+/// One in this many bytes of the limit may be taken by all contexts, and by one readahead window.
 const CONTEXTS_PART: u64 = 8;
 const AHEAD_PART: u64 = 32;
-/// Bytes of the largest and of the smallest window, how many there are, and the part of the limit
-/// that more than the first two take at most.
+/// Bytes of the largest and of the smallest readahead window; fewest and most windows; and, one in
+/// this many bytes, the part of the limit that more than the fewest may take.
 const AHEAD_MAX: u64 = 1 << 20;
 const AHEAD_MIN: u64 = 128 << 10;
 const AHEADS: (u64, u64) = (2, 8);
 const AHEADS_PART: u64 = 16;
-/// With less than this part of the limit to spare, nearly all of it is in use.
+/// If less than one in this many bytes of the limit is free, nearly all of it is in use.
 const SPARE_PART: u64 = 8;
-/// From this many blocks on, a range that is zeroed is looked for in the index, not the index in
-/// the range.
+/// From this many blocks on, zeroing a range scans the index instead of looking up each block.
 const WIDE: u64 = 1024;
 
-/// Which of the blocks of a window are meant.
+/// A set of blocks of a window.
 #[derive(Default)]
 struct Set([u64; WINDOW / 64 + 1]);
 
@@ -61,7 +61,7 @@ impl Set {
         self.0[at / 64] >> (at % 64) & 1 == 1
     }
 
-    /// Adds the blocks that `bits` says, of up to 64 from `at` on.
+    /// Adds the blocks whose bits are set in `bits`, of up to 64 from `at` on.
     fn add(&mut self, at: usize, bits: u64) {
         self.0[at / 64] |= bits << (at % 64);
         if !at.is_multiple_of(64) {
@@ -69,7 +69,7 @@ impl Set {
         }
     }
 
-    /// Up to 64 of them from `at` on, as bits.
+    /// Which of up to 64 blocks from `at` on are in the set, as bits.
     fn bits(&self, at: usize, count: u64) -> u64 {
         let low = self.0[at / 64] >> (at % 64);
         let high = if at.is_multiple_of(64) { 0 } else { self.0[at / 64 + 1] << (64 - at % 64) };
@@ -105,21 +105,21 @@ pub struct Cached {
     context_bytes: u64,
     keeps_writes: bool,
     limit: AtomicU64,
-    /// Copies that had left to make room when the limit became what it is.
+    /// Copies that were evicted up to the last change of the limit.
     evicted_before: AtomicU64,
-    /// Lock of changes to the limit.
+    /// Serialises changes of the limit.
     limiting: Mutex<()>,
     streams: Mutex<Streams>,
     ahead: Arc<Ahead>,
     ids: AtomicU64,
     mixed: AtomicU64,
-    /// Nanoseconds that the drive took for what was missed.
+    /// Nanoseconds that the drive took to read missed blocks.
     missed_ns: AtomicU64,
     bypassed: AtomicU64,
     errors: AtomicU64,
 }
 
-/// How a limit is shared out.
+/// How a limit is divided.
 struct Share {
     most: Most,
     shard: u64,
@@ -138,31 +138,32 @@ fn share(limit: u64, shards: u64, context_bytes: u64) -> Share {
     Share { most, shard: limit.saturating_sub(fixed) / shards }
 }
 
-/// Bytes that are there whatever the limit is.
+/// Bytes that do not depend on the limit.
 fn fixed_bytes(shards: u64) -> u64 {
     shards * size_of::<Mutex<Shard>>() as u64 + size_of::<Cached>() as u64
 }
 
 impl Cached {
-    /// Copies of what is on `drive` in at most `limit` bytes of memory, 0 or at least
-    /// [`RAM_LIMIT_MIN`]. It can be changed up to `most` bytes later.
+    /// A read cache of `drive` with at most `limit` bytes of memory: 0, or at least
+    /// [`RAM_LIMIT_MIN`]. The limit can later be raised up to `most` bytes.
     ///
     /// # Errors
-    /// There is no address space for so much.
+    /// There is no address space for `most` bytes.
     pub fn over(drive: Arc<dyn Drive>, limit: u64, most: u64) -> Checked<Arc<Self>> {
         Self::with(drive, Rules::default(), limit, most)
     }
 
-    /// The same by other rules.
+    /// As [`Self::over`], by other rules.
     ///
     /// # Errors
-    /// The same.
+    /// As [`Self::over`].
     pub fn with(drive: Arc<dyn Drive>, rules: Rules, limit: u64, most: u64) -> Checked<Arc<Self>> {
         let most = most.max(limit);
         let wanted = if limit == 0 { most } else { limit };
         let shards = 1 << (wanted / SHARD_MIN).clamp(1, SHARDS_MAX).ilog2();
         let frames = u32::try_from(most / SEGMENT_MAX as u64 + 1).unwrap_or(u32::MAX);
-        // Limits that are too low for whole segments have more frames, of which less is used.
+        // Limits that are too low for segments of full size need more frames, each of which is used
+        // in part.
         let frames = frames.saturating_add(shards as u32 * 32);
         let pool = Arc::new(Pool::new("cache", frames, SEGMENT_MAX)?);
         let (ahead, context_bytes) = (Arc::<Ahead>::default(), IoContext::memory());
@@ -190,15 +191,15 @@ impl Cached {
         Ok(Arc::new(cached))
     }
 
-    /// Says that requests come in parts of less than so many blocks, so that those of one are not
-    /// taken for a stream.
+    /// Says that requests of less than `blocks` blocks come in parts, which are not to be taken for
+    /// a stream.
     #[must_use]
     pub fn in_parts_of(self: Arc<Self>, blocks: u64) -> Arc<Self> {
         self.streams.lock().expect_parts(blocks);
         self
     }
 
-    /// Changes the limit. What is too much is gone when this returns.
+    /// Changes the limit. What exceeds it is freed when this returns.
     ///
     /// # Errors
     /// A limit that is neither 0 nor at least [`RAM_LIMIT_MIN`]; then nothing changes.
@@ -260,13 +261,14 @@ impl Cached {
             stats.lost_blocks += shard.lost();
         }
         stats.original_bytes = stats.blocks * BLOCK;
-        // Of a low limit, what is set aside for unused contexts and windows is more.
+        // The memory set aside for unused contexts and windows is a larger part of a low limit:
+        // then evictions show that it is full.
         let nearly = stats.used_bytes + stats.limit_bytes / SPARE_PART >= stats.limit_bytes;
         stats.full = nearly || stats.evicted_blocks > load(&self.evicted_before);
         stats
     }
 
-    /// Whether a block has a copy, for tests of that.
+    /// Whether a block has a copy, for tests.
     #[doc(hidden)]
     pub fn has(&self, block: u64) -> bool {
         let mut pieces = self.shard_map.pieces(block..block + 1);
@@ -280,14 +282,14 @@ impl Cached {
         pieces.next().is_some_and(|piece| self.shard(&piece).lock().flip(piece.key, bit))
     }
 
-    /// Checks everything against everything else, while nothing is asked of it.
+    /// Checks all counters and structures against each other, while there are no requests.
     ///
     /// # Errors
     /// What does not agree.
     pub fn audit(&self) -> Result<(), String> {
         self.shards.iter().try_for_each(|shard| shard.lock().audit())?;
         let (used, limit) = (self.used(), self.limit.load(Ordering::Relaxed));
-        // Without a cache, writes are still known while they are under way.
+        // With a limit of 0, writes in flight still take memory.
         let index: u64 = self.shards.iter().map(|shard| shard.lock().index_bytes()).sum();
         let fits = used <= limit.max(index + fixed_bytes(self.shards.len() as u64));
         fits.then_some(()).ok_or_else(|| format!("{used} bytes of {limit} are used"))
@@ -305,7 +307,7 @@ impl Cached {
         self.limit.load(Ordering::Relaxed) > 0
     }
 
-    /// The blocks of a range, if the drive has it and it is whole blocks.
+    /// The blocks of a byte range, if it is on the drive and consists of whole blocks.
     fn blocks(&self, at: u64, len: u64) -> Option<Range<u64>> {
         let whole = at.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK) && len > 0;
         let inside = at.checked_add(len).is_some_and(|end| end <= self.drive.size());
@@ -319,8 +321,8 @@ impl Cached {
         result
     }
 
-    /// Looks a piece up: decodes what has a copy, and says what has none. That may be kept when it
-    /// has been read; [`Shard::end`] ends it.
+    /// Looks up a piece: decodes blocks that have a copy into `out`, and returns the others as
+    /// bits. For blocks without a copy it begins a fill, which [`Shard::end`] ends.
     fn look(
         &self,
         io: &mut IoContext,
@@ -367,8 +369,8 @@ impl Cached {
         missed | bad
     }
 
-    /// Keeps those of a piece's blocks that `wanted` says, as far as nothing came between since
-    /// their flight began, and ends that. Without an I/O context, none is kept.
+    /// Ends the flight of a piece, and keeps those of its blocks whose bits are set in `wanted`, as
+    /// far as they are still alive. Without an I/O context, none is kept.
     fn keep(
         &self,
         io: Option<&mut IoContext>,
@@ -404,8 +406,8 @@ impl Cached {
         self.shard(piece).lock().end(id, piece.first);
     }
 
-    /// Reads up to [`WINDOW`] blocks; whether the drive was asked. While it is, others have the
-    /// I/O context.
+    /// Reads up to [`WINDOW`] blocks; whether it read the drive. While the drive works, the I/O
+    /// context is free for other requests.
     fn read_window(&self, first: u64, blocks: &mut [[u8; BLOCK_SIZE]]) -> Result<bool, DriveError> {
         let Some(mut io) = self.contexts.take() else {
             self.bypassed.fetch_add(1, Ordering::Relaxed);
@@ -445,7 +447,7 @@ impl Cached {
         self.noted(fetched.map(|()| true))
     }
 
-    /// How many blocks behind those that are read should be read, too.
+    /// How many blocks to read ahead behind a read of `count` blocks from `first` on.
     fn see(&self, first: u64, count: u64, to_fetch: bool) -> (u64, Option<Ticket>) {
         let room = (self.contexts.window_bytes() / BLOCK).saturating_sub(count);
         let mut streams = self.streams.lock();
@@ -458,8 +460,8 @@ impl Cached {
         (wanted.min(end.saturating_sub(first + count)), ticket)
     }
 
-    /// Gets what was missed from the drive: neighbours in one read, and with the last of them what
-    /// is read ahead.
+    /// Reads missed blocks from the drive: neighbours with one read, and with the last of them the
+    /// blocks that are read ahead.
     fn fetch(
         &self,
         (first, missed): (u64, &Set),
@@ -477,8 +479,8 @@ impl Cached {
             if self.drive.read(at, out).is_ok() {
                 continue;
             }
-            // Perhaps for what was read along, of which there is a copy. That is looked up again:
-            // what is in its place now may be anything.
+            // Perhaps a block failed that was only read along, because it has a copy. Such blocks
+            // are looked up again: the read may have left anything in their places in the buffer.
             let mut within = run.start;
             while let Some(part) = missed.run(within, run.end, 0) {
                 if within < part.start {
@@ -492,11 +494,12 @@ impl Cached {
         Ok(())
     }
 
-    /// Reads blocks and `ahead` more behind them, which are kept; `false` if that did not work.
+    /// Reads blocks into `out` and up to `ahead` more behind them, which are kept; `false` if it
+    /// read nothing.
     fn read_ahead(&self, at: u64, out: &mut [u8], ahead: u64) -> bool {
         let Some(mut window) = self.contexts.window() else { return false };
         let (id, first) = (self.id(), (at + out.len() as u64) / BLOCK);
-        // What has a copy already is not read again, at the end; in between it is read along.
+        // Blocks at the end that have a copy are not read; those in between are read along.
         let (mut absent, mut end) = (Set::default(), first);
         for piece in self.shard_map.pieces(first..first + ahead) {
             let mut shard = self.shard(&piece).lock();
@@ -527,7 +530,7 @@ impl Cached {
         read
     }
 
-    /// Makes room for what may be any content: no copy of these blocks is left.
+    /// Begins a write of any content: drops all copies of these blocks.
     fn begin_write(&self, id: u64, blocks: Range<u64>) {
         for piece in self.shard_map.pieces(blocks) {
             let mut shard = self.shard(&piece).lock();
@@ -539,7 +542,7 @@ impl Cached {
         self.shard_map.pieces(blocks).for_each(|piece| self.end(id, &piece));
     }
 
-    /// Zeroes more blocks than one looks for one by one.
+    /// Zeroes a large range: drops its copies with a scan of the index.
     fn zero_wide(&self, at: u64, len: u64, blocks: &Range<u64>) -> Result<(), DriveError> {
         let (id, first, count) = (self.id(), blocks.start, blocks.end - blocks.start);
         for (number, shard) in self.shards.iter().enumerate() {
@@ -608,7 +611,7 @@ impl Drive for Cached {
         self.noted(result)
     }
 
-    /// No copy of the block is left: what the rest of it holds is the drive's to say.
+    /// Leaves no copy of the block: only the drive knows what the rest of it holds.
     fn write_part(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
         let Some(blocks) = self.blocks(at / BLOCK * BLOCK, BLOCK) else {
             return self.noted(self.drive.write_part(at, data));
@@ -638,8 +641,8 @@ impl Drive for Cached {
         self.drive.zeroes_quickly()
     }
 
-    /// A drive that could not make durable what was written may have something else of it now than
-    /// what was written: nothing of it is believed.
+    /// After a failed flush the drive may hold something else than what was written: all copies are
+    /// dropped.
     fn flush(&self) -> Result<(), DriveError> {
         let result = self.drive.flush();
         if result.is_err() {

@@ -1,26 +1,28 @@
-//! What is on its way between the backing store and a shard: fills, writes, zeroes.
+//! The flights of a shard: fills, writes and zeroes of the backing store that are in flight.
 //!
-//! Invariant: a block of a fill or a write is alive as long as nothing that would make a copy of it
-//! wrong has begun since it began, or was under way then. Only what is alive is kept. So
+//! Invariant: a block of a fill or a write is alive as long as no operation that would make a copy
+//! of it wrong was in flight when the flight began, or has begun since. Only blocks that are alive
+//! are kept. So
 //!
-//! - a fill lives until a write begins, and is born dead while one is under way;
-//! - of writes that overlap in time none leaves a copy of the blocks that they share: the order in
-//!   which the drive has taken them is unknown.
+//! - a block of a fill dies when a write or zero of it begins, and is dead from the start while one
+//!   is in flight;
+//! - writes that overlap in time leave no copy of the blocks that they share: the order in which
+//!   the drive has taken them is unknown.
 
 use super::planted::{self, Bug};
 use super::policy::Queue;
 
-/// Blocks of a piece: what a shard has in a row, and what one flight is of at most.
+/// Blocks of a group: a shard has them in a row, and a fill or a write covers at most one group.
 pub const GROUP: u64 = 64;
 
-/// What is done.
+/// The operation of a flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     /// Blocks are read from the backing store.
     Fill,
     /// Blocks are written to it.
     Write,
-    /// Blocks are zeroed on it. There may be many more than in a group, and no copy is left.
+    /// Blocks are zeroed on it, often many more than a group has. No copy is left.
     Zero,
 }
 
@@ -30,24 +32,25 @@ struct Flight {
     role: Role,
     first: u64,
     count: u64,
-    /// Bit by bit, of the first 64 blocks.
+    /// A bit for each of the first 64 blocks.
     alive: u64,
     before: Before,
 }
 
-/// How the copies stood that a write dropped, bit by bit: the new ones take their places.
+/// Queues and hits of the copies that a write dropped, a bit a block: the new copies take their
+/// places.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Before {
-    /// There was one.
+    /// There was a copy.
     there: u64,
-    /// In the main queue.
+    /// It was in the main queue.
     main: u64,
-    /// Its hits.
+    /// Its hits, low bits first.
     hits: [u64; 2],
 }
 
 impl Before {
-    /// Notes how the copy of the `at`-th block stood.
+    /// Notes queue and hits of the copy of the `at`-th block.
     pub fn note(&mut self, at: u64, queue: Queue, hits: u8) {
         self.there |= 1 << at;
         self.main |= u64::from(queue == Queue::Main) << at;
@@ -56,7 +59,7 @@ impl Before {
         }
     }
 
-    /// How it stood, if there was one.
+    /// Queue and hits of the copy of the `at`-th block, if there was one.
     pub fn of(&self, at: u64) -> Option<(Queue, u8)> {
         let bit = |all: u64| (all >> at & 1) as u8;
         let queue = if bit(self.main) == 1 { Queue::Main } else { Queue::Probation };
@@ -64,7 +67,7 @@ impl Before {
     }
 }
 
-/// Bits from `from` on, `count` of them.
+/// A mask of `count` bits from bit `from` on.
 pub fn bits(from: u64, count: u64) -> u64 {
     match count {
         0 => 0,
@@ -73,7 +76,7 @@ pub fn bits(from: u64, count: u64) -> u64 {
 }
 
 impl Flight {
-    /// Which of the blocks of `self` are among those of another, as bits.
+    /// Which blocks of `self` are among the `count` blocks from `first` on, as bits.
     fn shared(&self, first: u64, count: u64) -> u64 {
         let from = first.max(self.first);
         let to = (first + count).min(self.first + self.count.min(64));
@@ -81,11 +84,11 @@ impl Flight {
     }
 }
 
-/// All of a shard.
+/// All flights of a shard.
 #[derive(Debug, Default)]
 pub struct Flights {
     all: Vec<Flight>,
-    /// Blocks that were read or written and not kept, because of what was under way beside.
+    /// Blocks that were read or written and not kept, because of writes or zeroes at the same time.
     pub lost: u64,
 }
 
@@ -95,8 +98,9 @@ impl Flights {
         (self.all.capacity() * size_of::<Flight>()) as u64
     }
 
-    /// Blocks are about to be read, those of `wanted` counted from `first` on. They can be kept if
-    /// they are still alive later; `false` if that is settled already, and nothing began.
+    /// Begins a fill: a read of the blocks whose bits are set in `wanted`, counted from `first` on.
+    /// Blocks that are still alive at its end may be kept. `false`: none can be, and no flight
+    /// began.
     pub fn fill(&mut self, id: u64, first: u64, wanted: u64) -> bool {
         let before = Before::default();
         let mut fill = Flight { id, role: Role::Fill, first, count: GROUP, alive: wanted, before };
@@ -113,7 +117,7 @@ impl Flights {
         true
     }
 
-    /// Up to [`GROUP`] blocks are about to be written, of which copies stood as `before` says.
+    /// Begins a write of up to [`GROUP`] blocks. `before` describes the copies that it dropped.
     pub fn write(&mut self, id: u64, first: u64, count: u64, before: Before) {
         let all = bits(0, count);
         let mut write = Flight { id, role: Role::Write, first, count, alive: all, before };
@@ -127,14 +131,14 @@ impl Flights {
         self.all.push(write);
     }
 
-    /// Blocks are about to be zeroed, as many as one likes.
+    /// Begins to zero any number of blocks.
     pub fn zero(&mut self, id: u64, first: u64, count: u64) {
         self.end_those_of(first, count);
         let before = Before::default();
         self.all.push(Flight { id, role: Role::Zero, first, count, alive: 0, before });
     }
 
-    /// What is under way of these blocks will not be kept.
+    /// No flight keeps these blocks.
     fn end_those_of(&mut self, first: u64, count: u64) {
         for other in &mut self.all {
             let bug = match other.role {
@@ -149,19 +153,19 @@ impl Flights {
         }
     }
 
-    /// Nothing that is under way will be kept.
+    /// No flight keeps anything.
     pub fn end_all(&mut self) {
         self.all.iter_mut().for_each(|flight| flight.alive = 0);
     }
 
-    /// Which blocks of a fill or write, counted from its first on, may be kept, and how the copies
-    /// stood that it dropped.
+    /// Which blocks of a fill or write may be kept, as bits from its first block on, and the copies
+    /// that it dropped.
     pub fn alive(&self, id: u64, first: u64) -> (u64, Before) {
         let mine = self.all.iter().find(|flight| flight.id == id && flight.first == first);
         mine.map_or((0, Before::default()), |flight| (flight.alive, flight.before))
     }
 
-    /// Ends what began with that number and block.
+    /// Ends the flight with this number and first block.
     pub fn end(&mut self, id: u64, first: u64) {
         let mine = self.all.iter().position(|flight| flight.id == id && flight.first == first);
         if let Some(at) = mine {
@@ -169,7 +173,7 @@ impl Flights {
         }
     }
 
-    /// Whether nothing is under way.
+    /// Whether nothing is in flight.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }

@@ -1,18 +1,18 @@
-//! Blocks that had a copy not long ago, 2 bytes each.
+//! Ghosts: blocks whose copy was evicted not long ago, 2 bytes each.
 //!
-//! Buckets of eight, the newest first; a ninth pushes the oldest out. So a block is remembered for
-//! about as long as so many others take to leave, without a list to keep. What is stored is 16 bits
-//! of a hash, of which others decide the bucket: one block in 8000 is taken for another that is
-//! remembered, which costs nothing but a better place than it has earned.
+//! Buckets of eight, the newest first; a ninth pushes the oldest out. So a block is remembered
+//! until about as many others are evicted as there are ghosts, without a list to keep. A ghost is
+//! 16 bits of a hash, of which other bits choose the bucket: one block in 8000 is taken for another
+//! that is remembered, which costs nothing but a better place than it has earned.
 
 use super::table::spread;
 
 /// Blocks in a bucket.
 const BUCKET: usize = 8;
-/// A place without a block.
+/// An empty slot.
 const NONE: u16 = 0;
 
-/// The blocks.
+/// The ghosts of a shard.
 #[derive(Debug, Default)]
 pub struct Ghosts {
     slots: Vec<u16>,
@@ -24,8 +24,8 @@ impl Ghosts {
         (self.slots.capacity() * size_of::<u16>()) as u64
     }
 
-    /// Makes room for so many blocks; those that are remembered are forgotten. If the machine has
-    /// no memory for that, none is remembered.
+    /// Makes room for `blocks` blocks, and forgets all. If the machine has no memory for that,
+    /// nothing is remembered.
     pub fn resize(&mut self, blocks: usize) {
         let slots = blocks.next_multiple_of(BUCKET);
         self.slots = Vec::new();
@@ -49,7 +49,7 @@ impl Ghosts {
         }
     }
 
-    /// Whether a block is remembered; then it is not any more.
+    /// Whether a block is remembered; forgets it.
     pub fn take(&mut self, key: u32) -> bool {
         let hash = spread(key);
         let Some(bucket) = self.bucket(hash) else { return false };

@@ -1,7 +1,8 @@
-//! What a request works with: a compressor, and room for some records; and what is read ahead into.
+//! I/O contexts: a compressor and room for some records, for one request at a time; and buffers for
+//! readahead.
 //!
-//! They are made when first needed and kept, no more of them than the limit has room for. A request
-//! that finds none goes past the cache.
+//! Contexts and buffers are made when first needed and then kept, no more of them than the limit
+//! has room for. A request that finds no context bypasses the cache.
 
 use super::record::{self, Header, RECORD_MAX};
 use crate::BLOCK_SIZE;
@@ -9,22 +10,23 @@ use crate::codec::{Algorithm, Codec};
 use crate::media::Buffer;
 use crate::sync::{Mutex, relax};
 
-/// Records that are worked on between two looks into a shard.
+/// Most records that a request handles between two locks of a shard.
 pub const BATCH: usize = 16;
 
-/// How often an I/O context is asked for: a few microseconds, then others get the processor.
+/// How often a request tries to get an I/O context: for a few microseconds, then it yields the
+/// processor.
 const ROUNDS: u32 = if cfg!(shuttle) { 2 } else { 200 };
 
 /// A record in an I/O context.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
-    /// Which block of the piece it is of.
+    /// The index of its block in the piece.
     pub index: u64,
-    /// What it is.
+    /// Its header.
     pub header: Header,
 }
 
-/// What one request works with.
+/// The compressor and the records of one request.
 pub struct IoContext {
     codec: Codec,
     records: Vec<u8>,
@@ -47,12 +49,12 @@ impl IoContext {
         (Codec::new(Algorithm::Lz4).memory() + records + held + size_of::<Self>()) as u64
     }
 
-    /// Lets go of all records.
+    /// Drops all records.
     pub fn clear(&mut self) {
         self.held.clear();
     }
 
-    /// Whether it can hold no more.
+    /// Whether it has no room for another record.
     pub fn is_full(&self) -> bool {
         self.held.len() == BATCH
     }
@@ -66,12 +68,12 @@ impl IoContext {
         self.slot(self.held.len())
     }
 
-    /// Holds what was put there.
+    /// Adds the record that was put into [`Self::room`].
     pub fn hold(&mut self, index: u64, header: Header) {
         self.held.push(Held { index, header });
     }
 
-    /// Makes a record of a block, and holds it.
+    /// Encodes a block as a record, and adds that.
     pub fn encode(
         &mut self,
         index: u64,
@@ -85,19 +87,19 @@ impl IoContext {
         self.hold(index, header);
     }
 
-    /// How many it holds.
+    /// The number of records.
     pub fn len(&self) -> usize {
         self.held.len()
     }
 
-    /// A record that it holds.
+    /// The `n`-th record.
     pub fn get(&self, n: usize) -> (Held, &[u8]) {
         let held = self.held[n];
         let begin = n * RECORD_MAX;
         (held, &self.records[begin..begin + held.header.record_len()])
     }
 
-    /// Decodes a record that it holds, of `block`; `false` if it is damaged.
+    /// Verifies and decodes the `n`-th record, of `block`; `false` if it is damaged.
     pub fn decode(&mut self, n: usize, block: u64, out: &mut [u8; BLOCK_SIZE]) -> bool {
         let header = self.held[n].header;
         let begin = n * RECORD_MAX;
@@ -108,7 +110,7 @@ impl IoContext {
     }
 }
 
-/// Things of which there are at most `most`.
+/// A pool of at most `most` things.
 struct BoundedPool<T> {
     idle: Vec<T>,
     made: usize,
@@ -147,19 +149,19 @@ impl<T> Default for BoundedPool<T> {
     }
 }
 
-/// How many there may be.
+/// The sizes of the pools.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Most {
     /// I/O contexts.
     pub contexts: usize,
-    /// Windows for readahead.
+    /// Buffers for readahead (windows).
     pub windows: usize,
-    /// Bytes of such a window.
+    /// Bytes of a window.
     pub window: usize,
 }
 
 impl Most {
-    /// Bytes of all that there may be; a context takes `each`.
+    /// Bytes that full pools take; a context takes `each`.
     pub fn bytes(&self, each: u64) -> u64 {
         self.contexts as u64 * each + (self.windows * self.window) as u64
     }
@@ -173,7 +175,7 @@ pub struct IoContexts {
 }
 
 impl IoContexts {
-    /// Changes how many there may be; those that are too many go now, or when they are free.
+    /// Changes the sizes of the pools. What is too much is freed now, or when it is given back.
     pub fn limit(&self, most: Most) {
         self.contexts.lock().limit(most.contexts);
         let mut windows = self.windows.lock();
@@ -185,8 +187,8 @@ impl IoContexts {
         windows.0.limit(most.windows);
     }
 
-    /// An I/O context, if one is free now or in a moment: no thread has one while it waits for a
-    /// drive.
+    /// Takes an I/O context, if one is free now or in a moment: no thread has one while it waits
+    /// for a drive.
     pub fn take(&self) -> Option<IoContext> {
         (0..ROUNDS).find_map(|round| {
             let io = self.contexts.lock().take(IoContext::new);
@@ -197,19 +199,19 @@ impl IoContexts {
         })
     }
 
-    /// Gives it back.
+    /// Gives an I/O context back.
     pub fn give(&self, io: IoContext) {
         self.contexts.lock().give(io, true);
     }
 
-    /// A window for readahead, if one is free.
+    /// Takes a window for readahead, if one is free.
     pub fn window(&self) -> Option<Buffer> {
         let mut windows = self.windows.lock();
         let len = windows.1;
         windows.0.take(|| Buffer::new(len))
     }
 
-    /// Gives it back.
+    /// Gives a window back. One of another size than now is freed.
     pub fn give_window(&self, window: Buffer) {
         let mut windows = self.windows.lock();
         let fits = window.len() == windows.1;
@@ -221,7 +223,7 @@ impl IoContexts {
         self.windows.lock().1 as u64
     }
 
-    /// Memory in bytes, now; a context takes `each`.
+    /// Memory of all contexts and windows in bytes, now; a context takes `each`.
     pub fn bytes(&self, each: u64) -> u64 {
         let windows = self.windows.lock();
         self.contexts.lock().made as u64 * each + (windows.0.made * windows.1) as u64

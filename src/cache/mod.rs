@@ -1,11 +1,12 @@
-//! Compressed copies, in memory, of what is on a slow drive.
+//! The read cache: compressed copies, in memory, of blocks of a slow drive.
 //!
-//! [`Cached`] is that drive: layers above read and write it like any other. Blocks belong to
-//! shards, a group of them to each (`shard_map.rs`); a shard has an index, segments of records, a
-//! memory of what has left, and a list of what is on its way, all under one lock (`shard.rs`).
+//! [`Cached`] is a drive around that drive: layers above read and write it like any other. Groups
+//! of blocks belong to shards (`shard_map.rs`). A shard has an index, segments of records, ghosts
+//! of evicted blocks, and flights, all under one lock (`shard.rs`).
 //!
-//! Invariant: a copy is never the only one, and never other than what the drive holds: what is on
-//! its way from or to the drive is kept only if nothing came between (`flights.rs`).
+//! Invariant: a copy is never all that there is of a block, and never differs from what the drive
+//! holds: blocks in flight from or to the drive are kept only if nothing came between
+//! (`flights.rs`).
 
 mod cached;
 mod flights;

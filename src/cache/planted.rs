@@ -12,7 +12,7 @@ pub enum Bug {
     FillBesideWriter,
     /// Each of two writes that overlap in time keeps a copy of what it wrote.
     KeepOverlappingWrites,
-    /// What has come to the place of a copy after it was found is taken for that copy.
+    /// A record that took the place of a copy after the lookup is served as that copy.
     ServeWhateverIsThere,
     /// A write that failed keeps a copy.
     KeepFailedWrite,

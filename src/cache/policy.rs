@@ -1,89 +1,88 @@
-//! Which copies stay: pure functions of what is known of one.
+//! The cache policy: which copies stay. Pure functions of what is known of a copy.
 //!
-//! Copies stand in two first-in-first-out queues, because a log is one: nothing moves when it is
-//! asked for, only a few bits of it change, and what should stay when its turn comes is appended
-//! again. The rules have CLOCK with several bits (Corbató 1968; the second chance of many kernels)
-//! and S3-FIFO (Yang, Zhang, Qiu, Yue, Rashmi, "FIFO queues are all you need for cache eviction",
-//! SOSP 2023) as special cases. [`Rules::default`] is S3-FIFO with changes that the comparison in
+//! Copies stand in two first-in-first-out queues, because a log is one: a hit moves nothing and
+//! changes only a few bits; a copy that should stay when its segment is evicted is appended again.
+//! The rules have CLOCK with several bits (Corbató 1968; the second chance of many kernels) and
+//! S3-FIFO (Yang, Zhang, Qiu, Yue, Rashmi, "FIFO queues are all you need for cache eviction", SOSP
+//! 2023) as special cases. [`Rules::default`] is S3-FIFO with changes that the comparison in
 //! `docs/policy.md` shows to be worth it. Loops and scans are much of what a page cache lets
 //! through, and on a loop that is larger than the cache S3-FIFO as published keeps nothing:
 //!
-//! - While there is room, what is read goes to the main queue. In a loop, whatever stays is worth
-//!   as much as what comes, and a queue in which nothing was hit yet would give up all of it.
-//! - One hit is enough to leave probation: what is read twice in a row was read once, by the page
-//!   cache.
-//! - More is remembered, so that loops larger than the cache are seen; and what comes back because
-//!   it was remembered has two hits from the start.
-//! - That it is remembered counts only while the main queue has something to give for it: copies
-//!   there that were in use when their turn came speak against it ([`Gate`]), so that a loop
-//!   does not push itself out.
+//! - While there is room, read blocks go to the main queue. In a loop, a copy that stays is worth
+//!   as much as a new one, and a queue in which nothing was hit yet would give up all copies.
+//! - One hit is enough to leave probation: the page cache turns two reads in a row into one.
+//! - There are more ghosts, so that loops larger than the cache are seen; and a block that comes
+//!   back to a ghost has two hits from the start.
+//! - A ghost counts only while the main queue has unused copies to give up: copies there that were
+//!   in use when they could have been evicted count against it ([`Gate`]), so that a loop does not
+//!   push itself out.
 //!
-//! [`Rules`] are numbers; [`Gate`] is those and the little that has to be known of what happened.
+//! [`Rules`] are numbers; [`Gate`] is the rules and the little state that they need.
 //!
-//! Invariants: hits never exceed [`Rules::hits_most`], and each time a copy is appended again
-//! without moving on, it has one less, so that making room ends after so many rounds.
+//! Invariants: hits never exceed [`Rules::hits_most`], and each time that a copy is appended again
+//! to the same queue, it has one hit less, so that making room ends after a bounded number of
+//! rounds.
 
-/// Segments that are gone over for a new copy before others are asked; see
+/// Segments that are evicted for a new copy before another queue is tried; see
 /// [`Rules::gives_after`].
 const PATIENCE: u32 = 8;
 
-/// In which of two first-in-first-out queues a copy stands.
+/// The first-in-first-out queue in which a copy stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queue {
-    /// New ones, of which most are never asked for again.
+    /// New copies, of which most are never requested again.
     Probation,
-    /// Those that were.
+    /// Copies that were requested again, or came while there was room.
     Main,
 }
 
 /// How a copy came in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Came {
-    /// It was read, and the backing store had to be asked.
+    /// It was read by a request, from the backing store.
     Missed,
     /// It was written.
     Written,
-    /// It was not asked for yet: readahead.
+    /// It was read ahead, and not requested yet.
     Ahead,
 }
 
-/// What becomes of the oldest of a queue when room is needed.
+/// What becomes of a copy when its segment is evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It goes to the end of a queue, with so many hits left.
+    /// It is appended again to this queue, with this many hits left.
     Again(Queue, u8),
-    /// It goes, and is remembered (ghost).
+    /// It is dropped, and leaves a ghost.
     Remembered,
-    /// It goes.
+    /// It is dropped.
     Gone,
 }
 
 /// A policy: numbers, no state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Share of the cache that copies on probation may keep; 0: there is no probation.
+    /// Share of the cache that copies on probation may keep, in thousandths; 0: there is no
+    /// probation.
     pub probation_permille: u16,
     /// Hits that are counted, at most 3: two bits a copy.
     pub hits_most: u8,
-    /// Hits with which a copy leaves probation for the main queue; with fewer it goes.
+    /// Hits with which a copy leaves probation for the main queue; with fewer it is dropped.
     pub hits_to_main: u8,
-    /// Hits that a copy has from the start that goes to the main queue because its block was
-    /// remembered.
+    /// Initial hits of a copy that goes to the main queue because its block has a ghost.
     pub hits_of_remembered: u8,
-    /// Blocks that are remembered after they had to go, in thousandths of those that are kept; 0:
-    /// none.
+    /// Ghosts, in thousandths of the blocks that are kept; 0: none.
     pub ghosts_permille: u16,
-    /// Whether what is read goes to the main queue while there is room for all.
+    /// Whether read blocks go to the main queue while there is room.
     pub fills_main: bool,
-    /// What each copy in the main queue that was in use counts against remembered blocks, and what
-    /// each that was not counts for them; see [`Gate`]. 0: nothing does.
+    /// What each copy in the main queue that was in use counts against ghosts, and what each that
+    /// was not (`unused_for`) counts for them; see [`Gate`]. 0: nothing does.
     pub used_against: u16,
     /// See `used_against`.
     pub unused_for: u16,
 }
 
 impl Rules {
-    /// One queue, and a second chance for what was hit, one a hit.
+    /// One queue; each hit gives a copy one more chance.
     pub const CLOCK: Self = Self {
         probation_permille: 0,
         hits_most: 3,
@@ -99,18 +98,19 @@ impl Rules {
     pub const S3_FIFO: Self =
         Self { probation_permille: 100, hits_to_main: 2, ghosts_permille: 900, ..Self::CLOCK };
 
-    /// Where a new copy of a block goes when others have to go for it. The last one of the block
-    /// may be `remembered`, as far as that is heeded ([`Self::heeds`]); it counts if the block is
-    /// read. `None`: it is not kept.
+    /// The queue of a new copy for which others must be evicted. The block may be `remembered` by a
+    /// ghost, as far as that is heeded ([`Self::heeds`]); a ghost counts if the block is read.
+    /// `None`: the block is not kept.
     pub fn place(&self, came: Came, remembered: bool) -> Option<Queue> {
         let known = remembered && came == Came::Missed;
-        // What comes back soon after it had to go would have been hit with more patience.
+        // A block that comes back soon after its eviction would have been hit if it had stayed
+        // longer.
         let main = known || self.probation_permille == 0;
         Some(if main { Queue::Main } else { Queue::Probation })
     }
 
-    /// The same while nothing has to go for it: there is room, up to `limit_bytes`, of which the
-    /// main queue has `main_bytes`.
+    /// The queue of a new copy for which nothing must be evicted: there is room, up to
+    /// `limit_bytes`, of which the main queue has `main_bytes`.
     fn place_with_room(
         &self,
         came: Came,
@@ -135,8 +135,8 @@ impl Rules {
         hits.saturating_add(1).min(self.hits_most)
     }
 
-    /// Which queue gives up its oldest: probation once it has its share, or if nothing else is
-    /// there.
+    /// The queue that gives up its oldest segment: probation once it has its share, or if the main
+    /// queue is empty.
     pub fn gives(&self, probation_bytes: u64, main_bytes: u64) -> Queue {
         let all = u128::from(probation_bytes) + u128::from(main_bytes);
         let over = u128::from(probation_bytes) * 1000 >= all * u128::from(self.probation_permille);
@@ -147,10 +147,10 @@ impl Rules {
         }
     }
 
-    /// The same where memory is freed by segments, after so many were `gone_over` for one new copy,
-    /// and whether what should stay may. No request waits for a walk over a main queue in which
-    /// everything is in use: then those on probation are asked, which is hardly worse, and at last
-    /// whatever is at the front goes.
+    /// The queue that gives up its oldest segment after `gone_over` segments were evicted for one
+    /// new copy, and whether copies may survive that. No request waits for a walk over a main queue
+    /// in which everything is in use: after some segments probation is evicted, which is hardly
+    /// worse, and at last the oldest segment goes with all of its copies.
     pub fn gives_after(
         &self,
         gone_over: u32,
@@ -163,7 +163,7 @@ impl Rules {
         }
     }
 
-    /// What becomes of the oldest of a queue when room is needed.
+    /// What becomes of a copy with `hits` when its segment in `queue` is evicted.
     fn leave(&self, queue: Queue, hits: u8) -> Fate {
         match queue {
             Queue::Probation if hits >= self.hits_to_main => Fate::Again(Queue::Main, 0),
@@ -173,10 +173,10 @@ impl Rules {
         }
     }
 
-    /// What is `owed` to a main queue after its oldest met a fate: so many remembered blocks are
-    /// taken for new ones. It grows while nearly everything there is in use when its turn comes,
-    /// shrinks when something is not, and is at most twice the `blocks` that are kept, so that a
-    /// queue that gets out of use gives way.
+    /// What is `owed` to a main queue after a copy met its fate: this many ghosts are ignored. It
+    /// grows while nearly all copies there are in use when their segments are evicted, shrinks when
+    /// a copy is not, and is at most twice the `blocks` that are kept, so that a queue that falls
+    /// out of use gives way.
     fn owed(&self, owed: u32, queue: Queue, fate: Fate, blocks: u64) -> u32 {
         let most = u32::try_from(blocks.saturating_mul(2)).unwrap_or(u32::MAX);
         match (queue, fate) {
@@ -188,7 +188,7 @@ impl Rules {
         }
     }
 
-    /// Whether it counts that a block which was read is remembered, and what is owed afterwards.
+    /// Whether the ghost of a block that was read counts, and what is owed afterwards.
     fn heeds(&self, owed: u32) -> (bool, u32) {
         (owed == 0, owed.saturating_sub(1))
     }
@@ -208,18 +208,18 @@ impl Default for Rules {
     }
 }
 
-/// The way into a cache and out of it.
+/// Decides which blocks are kept and which copies stay: the rules, and their state.
 #[derive(Clone, Copy, Debug)]
 pub struct Gate {
     rules: Rules,
-    /// Nothing had to go yet.
+    /// Nothing was evicted for a new copy yet, or since [`Gate::widen`].
     filling: bool,
     /// See [`Rules::owed`].
     owed: u32,
 }
 
 impl Gate {
-    /// That of an empty cache.
+    /// The gate of an empty cache.
     pub fn new(rules: Rules) -> Self {
         Self { rules, filling: true, owed: 0 }
     }
@@ -229,14 +229,14 @@ impl Gate {
         &self.rules
     }
 
-    /// There is more room than before.
+    /// The limit was raised: there is more room than before.
     pub fn widen(&mut self) {
         self.filling = true;
     }
 
-    /// Where the first copy of a block goes, and the hits that it begins with; `None`: it is not
-    /// kept. `bytes` are those of the main queue and the most that there may be; `has_room` says
-    /// whether nothing has to go for it.
+    /// The queue and the initial hits of a new copy; `None`: the block is not kept. `bytes` are
+    /// those of the main queue and the most that there may be; `has_room` says whether nothing must
+    /// be evicted.
     pub fn enter(
         &mut self,
         came: Came,
@@ -257,7 +257,8 @@ impl Gate {
         queue.map(|queue| (queue, self.rules.first_hits(queue, remembered)))
     }
 
-    /// What becomes of the oldest of a queue, with so many hits, of a cache of so many `blocks`.
+    /// What becomes of a copy with `hits` when its segment in `queue` is evicted, in a cache of
+    /// `blocks` copies.
     pub fn leave(&mut self, queue: Queue, hits: u8, blocks: u64) -> Fate {
         let fate = self.rules.leave(queue, hits);
         self.owed = self.rules.owed(self.owed, queue, fate, blocks);
@@ -285,7 +286,7 @@ mod tests {
         let rules = Rules::S3_FIFO;
         assert_eq!(rules.place(Came::Missed, false), Some(Queue::Probation));
         assert_eq!(rules.place(Came::Missed, true), Some(Queue::Main));
-        // It was not asked for again.
+        // The block was not requested again.
         assert_eq!(rules.place(Came::Ahead, true), Some(Queue::Probation));
         assert_eq!(rules.place(Came::Written, true), Some(Queue::Probation));
     }

@@ -1,7 +1,7 @@
-//! What is kept of a block: a header of 16 bytes and a payload.
+//! A record: the copy of a block, as a header of 16 bytes and a payload.
 //!
-//! Invariant: nothing of a record is believed before [`Header::verify`] has said so; until then its
-//! length is only good for staying inside of the segment.
+//! Invariant: nothing in a record is trusted before [`Header::verify`] has accepted it; until then
+//! its length serves only to stay inside the segment.
 
 use super::table::UNIT;
 use crate::BLOCK_SIZE;
@@ -13,7 +13,7 @@ pub const HEADER: usize = 16;
 /// Bytes of the largest record.
 pub const RECORD_MAX: usize = HEADER + BLOCK_SIZE;
 
-/// How a payload is to be read.
+/// How a payload is encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Kind {
@@ -23,21 +23,22 @@ enum Kind {
     Fill,
 }
 
-/// What is known of a record.
+/// The header of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     check: u64,
-    /// The block, as its shard counts.
+    /// The block's key in its shard.
     pub key: u32,
     /// Bytes of the payload.
     len: u16,
     kind: u8,
-    /// Read ahead, and not asked for so far. Not in the check word, because it changes.
+    /// The block was read ahead and not requested so far. Not in the check word, because it
+    /// changes.
     pub ahead: bool,
 }
 
 impl Header {
-    /// The header at the begin of `bytes`, if there can be one.
+    /// The header at the begin of `bytes`, if `bytes` can hold its record.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let (check, rest) = bytes.split_first_chunk::<8>()?;
         let (key, rest) = rest.split_first_chunk::<4>()?;
@@ -55,7 +56,7 @@ impl Header {
         fits.then_some(header)
     }
 
-    /// Stores it at the begin of `bytes`.
+    /// Stores the header at the begin of `bytes`.
     pub fn write(&self, bytes: &mut [u8]) {
         bytes[..8].copy_from_slice(&self.check.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.key.to_le_bytes());
@@ -74,7 +75,7 @@ impl Header {
         self.record_len().next_multiple_of(UNIT)
     }
 
-    /// Whether the record, of which this is the header, is what was stored of `block`.
+    /// Whether `record`, which begins with this header, is undamaged and a copy of `block`.
     pub fn verify(&self, record: &[u8], block: u64) -> bool {
         let payload = record.get(HEADER..self.record_len());
         payload.is_some_and(|payload| check(payload, block, self.kind) == self.check)
@@ -93,7 +94,7 @@ impl Header {
     }
 }
 
-/// Says that the record that begins `bytes` was asked for.
+/// Notes in the record at the begin of `bytes` that its block was requested.
 pub fn asked_for(bytes: &mut [u8]) {
     bytes[15] = 0;
 }
@@ -117,7 +118,7 @@ pub fn encode(
         Encoded::Payload(len, Coding::Lz4) => (len, Kind::Lz4),
         Encoded::Payload(len, Coding::Fill) => (len, Kind::Fill),
         Encoded::Payload(len, Coding::Raw) => (len, Kind::Raw),
-        // No other algorithm is asked for; whatever one made, the block itself is always right.
+        // The cache uses no other algorithm; whatever came out, the block itself is always right.
         Encoded::Payload(..) => {
             payload[..BLOCK_SIZE].copy_from_slice(data);
             (BLOCK_SIZE, Kind::Raw)
@@ -130,7 +131,7 @@ pub fn encode(
     header
 }
 
-/// The check word of a payload of that kind: of its bytes, its length, its kind and its block.
+/// The check word of a payload: it covers the bytes, their number, the kind and the block.
 fn check(payload: &[u8], block: u64, kind: u8) -> u64 {
     let shape = block << 24 ^ (payload.len() as u64) << 8 ^ u64::from(kind);
     let hash = rapidhash_v3_micro_inline::<true, false>(payload, &DEFAULT_RAPID_SECRETS);
@@ -175,7 +176,7 @@ mod tests {
             for bit in 0..record.len() * 8 {
                 record[bit / 8] ^= 1 << (bit % 8);
                 let found = Header::read(record).is_some_and(|h| h.verify(record, 77));
-                // The lookup that finds the record by its key checks that, and one byte may change.
+                // The lookup checks the key itself, and the byte of `ahead` may change.
                 let free = (64..96).contains(&bit) || (120..128).contains(&bit);
                 assert_eq!(found, free, "bit {bit}");
                 record[bit / 8] ^= 1 << (bit % 8);

@@ -1,7 +1,7 @@
 //! The memory of a shard: segments of records, in two queues.
 //!
-//! Invariants: records lie side by side from the begin of a segment on, up to what is used of it;
-//! the segment that takes new records is the last of its queue; what a segment has alive is what
+//! Invariants: records lie side by side from the begin of a segment up to `used`; the open segment,
+//! which takes new records, is the last of its queue; the live records of a segment are those that
 //! the index names in it.
 
 use super::policy::Queue;
@@ -10,7 +10,7 @@ use super::table::{Place, SEGMENTS_MAX};
 use crate::media::Frame;
 use std::collections::VecDeque;
 
-/// A segment.
+/// A segment of records.
 #[derive(Debug)]
 pub struct Segment {
     frame: Frame,
@@ -32,22 +32,22 @@ impl Segment {
         self.live
     }
 
-    /// The header of the record at a byte, if there is one.
+    /// The header of the record at byte `at`, if there is one.
     pub fn header(&self, at: usize) -> Option<Header> {
         Header::read(self.frame.bytes().get(at..self.used)?)
     }
 
-    /// The bytes of the record with that header.
+    /// The bytes of the record at byte `at`, which has this header.
     pub fn bytes(&self, at: usize, header: &Header) -> &[u8] {
         &self.frame.bytes()[at..at + header.record_len()]
     }
 
-    /// Begins to move what is to stay to the begin.
+    /// Begins to compact the segment: it counts as empty, and [`Self::move_down`] fills it again.
     pub fn begin_again(&mut self) {
         (self.used, self.live, self.live_bytes) = (0, 0, 0);
     }
 
-    /// Moves one of its own records down to where the next one belongs; says where that is.
+    /// Moves one of its own records down to the end of the used part; returns its new place.
     pub fn move_down(&mut self, at: usize, header: &Header) -> usize {
         let to = self.used;
         self.frame.bytes_mut().copy_within(at..at + header.record_len(), to);
@@ -55,17 +55,17 @@ impl Segment {
         to
     }
 
-    /// The header at a byte, also behind what is used.
+    /// The header at byte `at`, if its record ends before `end`; also behind the used part.
     pub fn header_in(&self, at: usize, end: usize) -> Option<Header> {
         Header::read(self.frame.bytes().get(at..end)?)
     }
 
-    /// Bytes of it that have records, dead ones among them.
+    /// Bytes that live and dead records take.
     pub fn used(&self) -> usize {
         self.used
     }
 
-    /// Bytes of it.
+    /// Bytes of the segment.
     pub fn len(&self) -> usize {
         self.frame.bytes().len()
     }
@@ -74,7 +74,7 @@ impl Segment {
         self.used + space <= self.len()
     }
 
-    /// Adds a record, for which there is room; says where it is.
+    /// Appends a record, for which there is room; returns its place.
     pub fn append(&mut self, record: &[u8], header: &Header) -> usize {
         let at = self.used;
         self.frame.bytes_mut()[at..at + record.len()].copy_from_slice(record);
@@ -89,12 +89,12 @@ impl Segment {
     }
 }
 
-/// All segments.
+/// All segments of a shard.
 #[derive(Debug)]
 pub struct Segments {
     all: Vec<Option<Segment>>,
     free: Vec<u32>,
-    /// Oldest first.
+    /// The numbers of the segments in each queue, oldest first.
     queues: [VecDeque<u32>; 2],
     open: [Option<u32>; 2],
     /// Frames without a segment, all of them of `len` bytes.
@@ -106,7 +106,7 @@ pub struct Segments {
 }
 
 impl Segments {
-    /// None; those to come have `len` bytes.
+    /// No segments; new ones get `len` bytes.
     pub fn new(len: usize) -> Self {
         Self {
             all: Vec::new(),
@@ -126,18 +126,18 @@ impl Segments {
         self.len
     }
 
-    /// Changes that; what is spare goes back to the machine.
+    /// Changes the bytes of a new segment. Spare frames go back to the machine.
     pub fn set_len(&mut self, len: usize) {
         self.len = len;
         self.spare.clear();
     }
 
-    /// Bytes of the segments that there are.
+    /// Bytes of all segments.
     pub fn in_use(&self) -> u64 {
         self.in_use
     }
 
-    /// The same, and of frames that are kept for the next ones.
+    /// Bytes of all segments and of spare frames.
     pub fn held(&self) -> u64 {
         self.in_use + (self.spare.len() * self.len) as u64
     }
@@ -150,17 +150,17 @@ impl Segments {
         (segments + spare + ids * size_of::<u32>()) as u64
     }
 
-    /// Bytes of the records that the index names, in a queue.
+    /// Bytes of live records in a queue.
     pub fn live(&self, queue: Queue) -> u64 {
         self.live[queue as usize]
     }
 
-    /// Bytes of records that the index does not name any more.
+    /// Bytes of dead records: the index does not name them any more.
     pub fn garbage(&self) -> u64 {
         self.used - self.live.iter().sum::<u64>()
     }
 
-    /// Whether the segment that takes a queue's new records has so much room.
+    /// Whether the open segment of a queue has room for `space` bytes.
     pub fn fits(&self, queue: Queue, space: usize) -> bool {
         self.open_of(queue).is_some_and(|segment| segment.fits(space))
     }
@@ -170,24 +170,25 @@ impl Segments {
         self.all[id as usize].as_ref()
     }
 
-    /// A frame that is kept.
+    /// Takes a spare frame.
     pub fn spare(&mut self) -> Option<Frame> {
         self.spare.pop()
     }
 
-    /// Gives one of those back to the machine; `false` if there is none.
+    /// Gives a spare frame back to the machine; `false` if there is none.
     pub fn drop_spare(&mut self) -> bool {
         self.spare.pop().is_some()
     }
 
-    /// Gives a frame back to be kept, or to the machine.
+    /// Keeps a frame as a spare one if `keep` and its size allow that, else gives it back to the
+    /// machine.
     pub fn keep(&mut self, frame: Frame, keep: bool) {
         if keep && frame.bytes().len() == self.len && self.spare.try_reserve(1).is_ok() {
             self.spare.push(frame);
         }
     }
 
-    /// Opens a segment at the end of a queue; `false` if there can't be another.
+    /// Opens a segment at the end of a queue; `false` if there is no number or no memory for it.
     pub fn open(&mut self, queue: Queue, frame: Frame) -> bool {
         let reserved = self.queues[queue as usize].try_reserve(1).is_ok()
             && self.all.try_reserve(1).is_ok()
@@ -213,7 +214,7 @@ impl Segments {
         true
     }
 
-    /// Adds a record to the open segment of a queue, which has room for it.
+    /// Appends a record to the open segment of a queue, which has room for it; returns its place.
     pub fn append(&mut self, queue: Queue, record: &[u8], header: &Header) -> Option<(u32, usize)> {
         let id = self.open[queue as usize]?;
         let segment = self.all[id as usize].as_mut()?;
@@ -223,14 +224,14 @@ impl Segments {
         Some((id, at))
     }
 
-    /// The record at a place, and in which queue it stands, if there can be one.
+    /// The record at a place, with its header and queue, if there can be one.
     pub fn record(&self, place: Place) -> Option<(Header, &[u8], Queue)> {
         let segment = self.all.get(place.segment() as usize)?.as_ref()?;
         let header = segment.header(place.at())?;
         Some((header, segment.bytes(place.at(), &header), segment.queue))
     }
 
-    /// Whether a walk over the records of a segment comes to one of `key` at the place.
+    /// Whether a walk over the records of a segment reaches one of `key` at this place.
     pub fn leads_to(&self, key: u32, place: Place) -> bool {
         let Some(Some(segment)) = self.all.get(place.segment() as usize) else { return false };
         let mut at = 0;
@@ -240,14 +241,14 @@ impl Segments {
         at == place.at() && segment.header(at).is_some_and(|header| header.key == key)
     }
 
-    /// Says of the record at a place that it was asked for.
+    /// Notes in the record at a place that its block was requested.
     pub fn asked_for(&mut self, place: Place) {
         if let Some(Some(segment)) = self.all.get_mut(place.segment() as usize) {
             record::asked_for(&mut segment.frame.bytes_mut()[place.at()..]);
         }
     }
 
-    /// The index does not name a record any more; in which queue it stood.
+    /// The index does not name a record any more: counts it as dead. Returns its queue.
     pub fn died(&mut self, place: Place) -> Option<Queue> {
         let segment = self.all.get_mut(place.segment() as usize)?.as_mut()?;
         // A damaged header may say another length: then the counts are off until the segment goes.
@@ -259,8 +260,8 @@ impl Segments {
         Some(segment.queue)
     }
 
-    /// Takes the oldest segment out of its queue: of the one that is asked if it has any but the
-    /// open one, else of the other, else the open one. Its number stays taken.
+    /// Takes the oldest segment out of a queue: of `asked` if that has more than one, else of the
+    /// other if that has, else the only one. Its number stays taken.
     pub fn take_oldest(&mut self, asked: Queue) -> Option<(u32, Segment)> {
         let other = if asked == Queue::Main { Queue::Probation } else { Queue::Main };
         let of = |queue: Queue| self.queues[queue as usize].len();
@@ -281,7 +282,7 @@ impl Segments {
         Some(segment)
     }
 
-    /// The number of a segment that is gone may be given to another; its frame is kept, or not.
+    /// Frees the number of a segment that was taken out. Its frame becomes a spare one if `keep`.
     pub fn release(&mut self, id: u32, segment: Segment, keep: bool) {
         self.free.push(id);
         self.keep(segment.frame, keep);
@@ -319,7 +320,7 @@ impl Segments {
         *self = Self::new(self.len);
     }
 
-    /// A place of any bit of the record at a place, to damage it.
+    /// Flips a bit of the record at a place, to damage it; `false` if there is none.
     pub fn flip(&mut self, place: Place, bit: u32) -> bool {
         let Some(Some(segment)) = self.all.get_mut(place.segment() as usize) else { return false };
         let Some(header) = segment.header(place.at()) else { return false };
@@ -328,8 +329,7 @@ impl Segments {
         true
     }
 
-    /// What the counters say, and what there is: bytes in use, used, and live records of each
-    /// queue.
+    /// Compares the counters with the segments: bytes in use, bytes used, live records.
     ///
     /// # Errors
     /// What does not agree.

@@ -1,8 +1,8 @@
-//! A part of the cache under one lock: the copies of some groups of blocks, all of their memory,
-//! and what is on its way to them.
+//! A shard: a part of the cache under one lock. It has the copies of some groups of blocks, all of
+//! their memory, and their flights.
 //!
 //! Invariants: an entry of the index names a record in a segment that exists; all parts together
-//! take at most the shard's limit, except for what is on its way; a caller that needs room evicts.
+//! take at most the shard's limit, except for flights; a caller that needs room evicts.
 
 use super::flights::{Before, Flights, GROUP, bits};
 use super::planted::{self, Bug};
@@ -17,35 +17,35 @@ use std::sync::Arc;
 /// The smallest segment in bytes.
 const SEGMENT_MIN: usize = 16 << 10;
 
-/// What a shard has counted.
+/// The counters of a shard.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     /// Blocks that were found.
     pub hit: u64,
-    /// Blocks that were not.
+    /// Blocks that were not found.
     pub missed: u64,
     /// Copies that were kept.
     pub kept: u64,
-    /// Copies that left to make room.
+    /// Copies that were evicted to make room.
     pub evicted: u64,
-    /// Blocks that were remembered when they were missed.
+    /// Missed blocks that had a ghost.
     pub ghosts_hit: u64,
-    /// Copies whose check word did not hold.
+    /// Copies that were damaged.
     pub damaged: u64,
 }
 
-/// What became of readahead, in all shards.
+/// What became of blocks that were read ahead, in all shards.
 #[derive(Debug, Default)]
 pub struct Ahead {
     /// Blocks that were read ahead and kept.
     pub kept: AtomicU64,
-    /// Of those, the ones that were asked for.
+    /// Those of them that were requested later.
     pub used: AtomicU64,
-    /// And the ones that left without.
+    /// Those of them that were evicted without a request.
     pub useless: AtomicU64,
 }
 
-/// The part.
+/// A part of the cache.
 #[derive(Debug)]
 pub struct Shard {
     gate: Gate,
@@ -59,14 +59,14 @@ pub struct Shard {
     ahead: Arc<Ahead>,
 }
 
-/// Bytes of segments under a limit: 32 of them, within reason.
+/// Bytes of a segment: a 32nd of the limit, within bounds.
 fn segment_len(limit: u64, most: usize) -> usize {
     let len = (limit / 32).next_power_of_two().min(SEGMENT_MAX as u64) as usize;
     len.clamp(SEGMENT_MIN, most)
 }
 
 impl Shard {
-    /// An empty one.
+    /// An empty shard.
     pub fn new(rules: Rules, pool: Arc<Pool>, ahead: Arc<Ahead>, limit: u64) -> Self {
         let segments = Segments::new(segment_len(limit, pool.frame()));
         Self {
@@ -82,7 +82,7 @@ impl Shard {
         }
     }
 
-    /// Bytes of all that is not records.
+    /// Bytes of everything but segments and spare frames.
     pub fn index_bytes(&self) -> u64 {
         let tables = self.segments.table_bytes() + self.flights.bytes();
         self.table.bytes() + self.ghosts.bytes() + tables
@@ -93,7 +93,7 @@ impl Shard {
         self.index_bytes() + self.segments.held()
     }
 
-    /// Bytes of the records.
+    /// Bytes of the live records.
     pub fn stored(&self) -> u64 {
         self.segments.live(Queue::Probation) + self.segments.live(Queue::Main)
     }
@@ -103,18 +103,18 @@ impl Shard {
         self.table.len() as u64
     }
 
-    /// What was counted.
+    /// The counters, now.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Blocks that were on their way and not kept.
+    /// Blocks that were read or written and not kept, because of writes or zeroes at the same time.
     pub fn lost(&self) -> u64 {
         self.flights.lost
     }
 
-    /// Copies the record of a block to `out`, which has room for the largest; the header says what
-    /// it is. The caller verifies it. `None`: there is no copy.
+    /// Copies the record of a block to `out`, which has room for the largest, and returns its
+    /// header. The caller verifies it. `None`: there is no copy.
     pub fn hit(&mut self, key: u32, out: &mut [u8]) -> Option<Header> {
         let place = self.place(key)?;
         self.hit_at(key, place, out)
@@ -125,7 +125,7 @@ impl Shard {
         self.table.get(key)
     }
 
-    /// The same where the copy is, or was a moment ago.
+    /// As [`Self::hit`], for a copy that is at `place`, or was a moment ago.
     pub fn hit_at(&mut self, key: u32, place: Place, out: &mut [u8]) -> Option<Header> {
         let found = self.segments.record(place);
         let believed = planted::on(Bug::ServeWhateverIsThere);
@@ -136,7 +136,8 @@ impl Shard {
         out[..record.len()].copy_from_slice(record);
         self.counts.hit += 1;
         if header.ahead {
-            // Asked for the first time, as any other when it comes in.
+            // The first request of this block: for other blocks the first one is a miss, and no hit
+            // either.
             self.segments.asked_for(place);
             self.ahead.used.fetch_add(1, Ordering::Relaxed);
         } else {
@@ -153,21 +154,22 @@ impl Shard {
         self.table.get(key).is_some()
     }
 
-    /// The copy of a block is no good.
+    /// The copy of a block is damaged: drops it.
     pub fn damaged(&mut self, key: u32) {
         self.counts.damaged += 1;
         self.forget(key);
     }
 
-    /// A copy is not one of what the block holds any more; how it stood.
+    /// Drops the copy of a block; returns its queue and hits.
     fn forget(&mut self, key: u32) -> Option<(Queue, u8)> {
         let place = self.table.remove(key)?;
         let queue = self.segments.died(place)?;
         Some((queue, place.hits()))
     }
 
-    /// Blocks are about to be read from the backing store, those of `wanted` counted from `first`
-    /// on. Whether any of them may be kept; then [`Shard::end`] is to be called.
+    /// Begins a fill: a read of the blocks whose bits are set in `wanted`, counted from `first` on.
+    /// If `asked`, they count as missed. Whether any of them may be kept; then the caller calls
+    /// [`Shard::end`].
     pub fn begin_fill(&mut self, id: u64, first: u64, wanted: u64, asked: bool) -> bool {
         if asked {
             self.counts.missed += u64::from(wanted.count_ones());
@@ -175,8 +177,8 @@ impl Shard {
         self.flights.fill(id, first, wanted)
     }
 
-    /// Blocks are about to be written: `count` from `first` on, which this shard knows from `key`
-    /// on.
+    /// Begins a write of `count` blocks from `first` on, whose keys are those from `key` on: drops
+    /// their copies.
     pub fn begin_write(&mut self, id: u64, (first, key): (u64, u32), count: u64) {
         debug_assert!(count <= GROUP);
         let mut before = Before::default();
@@ -188,8 +190,8 @@ impl Shard {
         self.flights.write(id, first, count, before);
     }
 
-    /// Any number of blocks is about to be zeroed; `inside` says of a key whether its block is
-    /// among them.
+    /// Begins to zero any number of blocks: drops their copies. `inside` says whether the block of
+    /// a key is among them.
     pub fn begin_zero(&mut self, id: u64, first: u64, count: u64, inside: impl Fn(u32) -> bool) {
         self.flights.zero(id, first, count);
         if planted::on(Bug::KeepZeroed) {
@@ -202,19 +204,19 @@ impl Shard {
         }
     }
 
-    /// Which blocks of what began may be kept, as bits from its first on, and how the copies stood
-    /// that it dropped.
+    /// Which blocks of a flight may be kept, as bits from its first block on, and the copies that
+    /// it dropped.
     pub fn alive(&self, id: u64, first: u64) -> (u64, Before) {
         self.flights.alive(id, first)
     }
 
-    /// Ends what began.
+    /// Ends a flight.
     pub fn end(&mut self, id: u64, first: u64) {
         self.flights.end(id, first);
     }
 
-    /// Keeps a copy, if the rules and the machine's memory allow it; one that takes the place of
-    /// another stands as that did `before`.
+    /// Keeps a copy, if the rules and the machine's memory allow it. One that replaces a dropped
+    /// copy gets the queue and the hits that this had `before`.
     pub fn keep(
         &mut self,
         header: &Header,
@@ -232,7 +234,7 @@ impl Shard {
             return;
         }
         if !self.segments.fits(queue, header.space()) {
-            // What was evicted for the entry came here.
+            // Records that survived the eviction for the entry have taken the room.
             return;
         }
         if let Some((segment, at)) = self.segments.append(queue, record, header) {
@@ -248,20 +250,20 @@ impl Shard {
         self.counts.ghosts_hit += u64::from(remembered && came == Came::Missed);
         let most = self.for_frames().saturating_sub(self.segments.len() as u64);
         let bytes = (self.segments.live(Queue::Main), most);
-        // A copy, so that the rest can be looked at meanwhile.
+        // A copy of the gate, so that the closure can borrow `self`.
         let mut gate = self.gate;
         let place = gate.enter(came, remembered, bytes, |queue| self.has_room(queue, header));
         self.gate = gate;
         place
     }
 
-    /// Whether a record fits without anything having to go.
+    /// Whether a record fits without an eviction.
     fn has_room(&self, queue: Queue, header: &Header) -> bool {
         self.segments.fits(queue, header.space()) || self.may_open()
     }
 
-    /// Whether another segment may be opened: one more is in reserve, for what stays of those that
-    /// are evicted.
+    /// Whether another segment may be opened. Room for one more stays in reserve, for records that
+    /// survive an eviction.
     fn may_open(&self) -> bool {
         self.segments.in_use() + 2 * self.segments.len() as u64 <= self.for_frames()
     }
@@ -274,7 +276,7 @@ impl Shard {
     /// Makes room for a record at the end of a queue.
     fn make_room(&mut self, queue: Queue, space: usize, gone_over: &mut u32) -> bool {
         while !self.segments.fits(queue, space) {
-            // Where the limit allows more than there is, those that are there have to do.
+            // If the limit allows more segments than there are frames, the present ones have to do.
             let frame = if self.may_open() { self.frame(0) } else { None };
             let opened = frame.is_some_and(|frame| self.segments.open(queue, frame));
             if !opened && !self.merge() && !self.evict(gone_over) {
@@ -287,7 +289,7 @@ impl Shard {
     /// Makes room in the index.
     fn make_entry(&mut self, gone_over: &mut u32) -> bool {
         while self.table.is_full() {
-            // Both are there for a moment.
+            // For a moment there are two tables.
             let len = self.segments.len() as u64;
             let needed = self.segments.in_use() + len + self.table.next_bytes();
             if needed <= self.for_frames() {
@@ -312,7 +314,7 @@ impl Shard {
         self.ghosts.resize(blocks * usize::from(self.gate.rules().ghosts_permille) / 1000);
     }
 
-    /// A frame for a new segment, beside `others` bytes of one that is on its way out.
+    /// A frame for a new segment, beside the `others` bytes of a segment that is being evicted.
     fn frame(&mut self, others: usize) -> Option<Frame> {
         let len = self.segments.len();
         self.segments.spare().or_else(|| {
@@ -321,8 +323,8 @@ impl Shard {
         })
     }
 
-    /// Puts two segments into one, if a quarter of all is garbage and there are such; whether that
-    /// freed one. Their order stays.
+    /// Merges two neighbouring segments, if a quarter of all is garbage and two fit into one;
+    /// whether that freed a segment. Records keep their order.
     fn merge(&mut self) -> bool {
         if self.segments.garbage() * 4 < self.segments.in_use() {
             return false;
@@ -345,7 +347,7 @@ impl Shard {
         let mut lost = left > 0;
         let (mut left, mut at) = (from.live(), 0);
         while let Some(header) = from.header(at).filter(|_| left > 0) {
-            // A length that is damaged may be one for which there is no room.
+            // A damaged length may exceed the room.
             let fits = to.used() + header.space() <= to.len();
             if let Some(place) = self.named(header.key, second, at).filter(|_| fits) {
                 let moved = to.append(from.bytes(at, &header), &header);
@@ -364,13 +366,13 @@ impl Shard {
         true
     }
 
-    /// The place of a block, if that is there.
+    /// The place that the index names for a key, if that is byte `at` of `segment`.
     fn named(&self, key: u32, segment: u32, at: usize) -> Option<Place> {
         self.table.get(key).filter(|place| place.segment() == segment && place.at() == at)
     }
 
-    /// Makes the oldest segment of a queue go, after so many for the same record. `false`: there is
-    /// none.
+    /// Evicts the oldest segment of a queue, after `gone_over` segments for the same record.
+    /// `false`: there is none.
     fn evict(&mut self, gone_over: &mut u32) -> bool {
         let live = |queue| self.segments.live(queue);
         let live = (live(Queue::Probation), live(Queue::Main));
@@ -397,7 +399,8 @@ impl Shard {
         true
     }
 
-    /// Whether a record stays, because the rules say so and there is room at the end of its queue.
+    /// Appends a record again, if the rules say so and there is room at the end of its queue;
+    /// whether it stays.
     fn stays(&mut self, from: &Segment, at: usize, header: &Header, fate: Fate) -> bool {
         let Fate::Again(queue, hits) = fate else { return false };
         if !self.segments.fits(queue, header.space()) {
@@ -422,8 +425,8 @@ impl Shard {
         }
     }
 
-    /// Takes out what the index names in a segment that is gone, because damage hid it from the
-    /// walk over its records.
+    /// Removes entries of the index that name records in a segment that is gone: damage hid these
+    /// from the walk over its records.
     fn sweep(&mut self, segment: u32) {
         while let Some((_, key)) = self.table.seek(0, |_, place| place.segment() == segment) {
             self.table.remove(key);
@@ -431,8 +434,9 @@ impl Shard {
         }
     }
 
-    /// The same of a segment that was put together anew: what is not where the index says, or is
-    /// there still but in the place of another, and not counted.
+    /// Removes entries of the index that name records in a merged segment where no walk over its
+    /// records leads: they are not there, or are still there in the place of another record, and
+    /// not counted.
     fn sweep_unread(&mut self, segment: u32) {
         loop {
             let strange = |key: u32, place: Place| {
@@ -454,14 +458,14 @@ impl Shard {
             self.forget_all();
         }
         self.segments.set_len(segment_len(limit, self.pool.frame()));
-        // Whatever is at the front goes, however often it was hit.
+        // The oldest segment goes, however often its records were hit.
         let mut gone_over = u32::MAX;
         while self.used() > limit {
             let sparse = self.table.bytes() > 16 * self.table.len() as u64;
             if sparse && self.table.shrink() {
                 self.fit_ghosts();
             } else if !self.segments.drop_spare() && !self.evict(&mut gone_over) {
-                // What is left is the room that the lists of segments once needed.
+                // Only the memory that the lists of segments once needed is left.
                 if self.segments.in_use() == 0 {
                     self.segments.clear();
                 }
@@ -470,7 +474,7 @@ impl Shard {
         }
     }
 
-    /// Forgets all copies, and that of what is on its way none will be kept.
+    /// Drops all copies and ghosts. No flight keeps anything.
     pub fn forget_all(&mut self) {
         self.flights.end_all();
         self.gate = Gate::new(*self.gate.rules());
@@ -484,7 +488,7 @@ impl Shard {
         self.table.get(key).is_some_and(|place| self.segments.flip(place, bit))
     }
 
-    /// Checks everything against everything else, while nothing is under way.
+    /// Checks all parts against each other, while nothing is in flight.
     ///
     /// # Errors
     /// What does not agree.
@@ -505,7 +509,7 @@ impl Shard {
     }
 }
 
-/// All bits of the first `count` blocks.
+/// A mask of the first `count` blocks.
 pub fn all(count: u64) -> u64 {
     bits(0, count)
 }
@@ -519,7 +523,7 @@ mod tests {
     use crate::codec::{Algorithm, Codec};
     use std::ops::Range;
 
-    /// Whatever how many there are, and also while the index grows.
+    /// For any number of blocks, and also while the index grows.
     #[test]
     fn the_index_takes_at_most_24_bytes_a_block() {
         let pool = Arc::new(Pool::new("test", 1024, SEGMENT_MAX).unwrap());
@@ -584,7 +588,7 @@ mod tests {
         }
     }
 
-    /// A block of half noise, of a record that is shorter than half of a block.
+    /// A block of half noise, whose record is shorter than half of a block.
     fn half(key: u32) -> [u8; BLOCK_SIZE] {
         let (mut x, mut block) = (u64::from(key) + 1, [0; BLOCK_SIZE]);
         for word in &mut block.as_chunks_mut::<8>().0[..230] {
@@ -611,7 +615,7 @@ mod tests {
             let is_in = |key: &u32, segment| shard.place(*key).unwrap().segment() == segment;
             let first = (0..40).filter(|key| is_in(key, 0)).count() as u32;
             assert!(is_in(&(2 * first - 1), 1) && is_in(&(2 * first), 2));
-            // What is left fits into one, but not if one of them were longer.
+            // The live records fit into one segment, but not if one of them were longer.
             let live = [0..first / 2, first..first + first.div_ceil(2)];
             let dead = [live[0].end..first, live[1].end..2 * first];
             dead.into_iter().flatten().for_each(|key| assert!(shard.forget(key).is_some()));
@@ -627,7 +631,7 @@ mod tests {
                 let found = shard.hit(*key, &mut out);
                 found.is_some_and(|header| header.verify(&out, u64::from(*key)))
             };
-            // A longer one of the first segment has taken the room of the last one.
+            // A longer record of the first segment has taken the room of the last record.
             let lost = if in_second { vec![damaged] } else { vec![damaged, live[1].end - 1] };
             let all = live.into_iter().flatten();
             assert_eq!(all.filter(|key| !is_sound(key)).collect::<Vec<u32>>(), lost);
@@ -642,7 +646,7 @@ mod tests {
         let first = (0..40).filter(|key| shard.place(*key).unwrap().segment() == 0).count() as u32;
         let dead = (first / 2..first).chain(first + first.div_ceil(2)..2 * first);
         dead.for_each(|key| assert!(shard.forget(key).is_some()));
-        // 2048 bytes more: over the next one, which stays where it is.
+        // 2048 bytes more: the record now covers the next one, which stays where it is.
         assert!(shard.flip(0, 13 * 8 + 3));
         assert!(shard.merge());
         shard.audit().unwrap();
@@ -654,7 +658,7 @@ mod tests {
         shard.audit().unwrap();
     }
 
-    /// The lists of a thousand segments are longer than all that it may have then.
+    /// The lists of a thousand segments take more than the reduced limit.
     #[test]
     fn after_a_large_reduction_it_still_keeps_something() {
         let pool = Arc::new(Pool::new("test", 2048, SEGMENT_MAX).unwrap());
@@ -676,7 +680,7 @@ mod tests {
         assert!(shard.blocks() > 100 && shard.counts().evicted > 1000, "{:?}", shard.counts());
         assert!((1950..2000).all(|key| shard.has(key)), "the newest are there");
         shard.audit().unwrap();
-        // As soon as there are others, it grows.
+        // As soon as there are more frames, the shard grows.
         shard.pool = Arc::new(Pool::new("test", 1024, SEGMENT_MAX).unwrap());
         fill(&mut shard, 2000..4000);
         assert!((2000..4000).all(|key| shard.has(key)), "{:?}", shard.counts());

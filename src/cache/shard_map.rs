@@ -1,17 +1,18 @@
-//! Which shard has a block, and by what key it knows it.
+//! The shard map: which shard has a block, and the block's key there.
 //!
-//! Groups of [`GROUP`] blocks are dealt out in rounds; a round gives each shard one group, in an
-//! order of its own, so that no stride asks one shard only. A key is the round and the place in the
-//! group: a fraction of a block's number, so that 4 bytes are enough for large drives.
+//! Groups of [`GROUP`] blocks are distributed in rounds. A round gives each shard one group, in an
+//! order of its own, so that no stride falls on one shard only. A key is the round and the place in
+//! the group: about a block's number divided by the number of shards, so that 4 bytes are enough
+//! for large drives.
 
 use super::flights::GROUP;
 use super::table::{KEYS, spread};
 use std::ops::Range;
 
-/// How groups are dealt out.
+/// How groups are distributed.
 #[derive(Clone, Copy, Debug)]
 pub struct ShardMap {
-    /// The number of shards, as a power of two.
+    /// There are 2 to the power of `bits` shards.
     bits: u32,
 }
 
@@ -24,12 +25,12 @@ pub struct Piece {
     pub count: u64,
     /// The shard that has them.
     pub shard: usize,
-    /// By what key it knows the first one; the others follow.
+    /// The shard's key of the first block; the others follow.
     pub key: u32,
 }
 
 impl ShardMap {
-    /// Among `shards`, a power of two.
+    /// A map for `shards` shards, a power of two.
     pub fn new(shards: usize) -> Self {
         debug_assert!(shards.is_power_of_two());
         Self { bits: shards.trailing_zeros() }
@@ -60,7 +61,7 @@ impl ShardMap {
         })
     }
 
-    /// The block that a shard knows by a key.
+    /// The block whose key in `shard` is `key`.
     pub fn block(&self, shard: usize, key: u32) -> u64 {
         let round = u64::from(key) / GROUP;
         let turn = (shard as u64 ^ self.turn(round)) & ((1 << self.bits) - 1);

@@ -1,54 +1,54 @@
 //! Sequential-stream detection and readahead sizing.
 //!
-//! Pure: told of every read, asked how many blocks more than those to fetch. Forward only, and only
-//! for a stream that has gone on without a gap for several reads, so no random read ever gets
-//! longer. A reader that asks for the next blocks before it has got the last ones does its own
-//! readahead, as the page cache does: more readahead would read those blocks twice, and a disk arm
-//! would have to go back for them.
+//! Pure: it is told of every read, and says how many more blocks to fetch. Readahead goes forward
+//! only, and only for a stream that has continued without a gap for several reads, so no random
+//! read ever gets longer. A reader that requests the next blocks before it has got the last ones
+//! does its own readahead, as the page cache does: more readahead would read those blocks twice,
+//! and a disk arm would have to go back for them.
 
-/// Streams that are known at the same time.
+/// Streams that are tracked at the same time.
 const STREAMS: usize = 8;
 /// Reads in a row before anything is read ahead.
 const READS: u32 = 4;
-/// Blocks that are read ahead at first.
+/// Blocks of the first readahead of a stream.
 const FIRST: u64 = 16;
-/// Blocks of which it must be known whether they were of use, before anything is made of that.
+/// Fewest blocks, used or useless, after which the largest window is adjusted.
 const WEIGHED: u64 = 128;
-/// Blocks that are still read ahead where most of it is useless: too few to hurt, and enough to
-/// find out when that changes.
+/// Blocks that are still read ahead where most of them are useless: too few to hurt, and enough to
+/// notice when that changes.
 const LEAST: u64 = 4;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
-    /// Where it began, as far as known, and where it is read on.
+    /// Its first block, as far as known, and the block that it reads next.
     start: u64,
     next: u64,
     reads: u32,
     window: u64,
-    /// When it was last seen, and when it began.
+    /// When it was last seen, and when it began, by the clock of [`Streams`].
     seen: u64,
     born: u64,
     /// Reads that are being fetched.
     waiting: u32,
 }
 
-/// A read that is being fetched, to be told when it is there.
+/// A read that is being fetched. [`Streams::done`] ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
     at: usize,
     born: u64,
 }
 
-/// All that are known.
+/// All tracked streams.
 #[derive(Debug)]
 pub struct Streams {
     known: [Stream; STREAMS],
     clock: u64,
-    /// Blocks that were read in a row before anything is read ahead.
+    /// Fewest blocks that a stream has read before anything is read ahead.
     least: u64,
-    /// No window is larger, in blocks.
+    /// The largest window, in blocks.
     most: u64,
-    /// What it was of use so far: blocks used, blocks useless.
+    /// Blocks used and blocks useless, at the last adjustment.
     weighed: (u64, u64),
 }
 
@@ -60,15 +60,15 @@ impl Default for Streams {
 }
 
 impl Streams {
-    /// Readahead starts only after so many blocks were read in a row. For callers that split
+    /// Readahead starts only after `least` blocks were read in a row. For callers that split
     /// requests: the parts of one request are no stream.
     pub fn expect_parts(&mut self, least: u64) {
         self.least = least;
     }
 
-    /// `count` blocks are read from `first` on. If the last of them has to be fetched
-    /// (`to_fetch`), says how many behind it should be, too: at most `most`; and [`Streams::done`]
-    /// is to be called.
+    /// Notes a read of `count` blocks from `first` on. If the last of them has to be fetched
+    /// (`to_fetch`), returns how many blocks behind it to fetch, too, at most `most`, and a ticket
+    /// for [`Streams::done`].
     pub fn see(
         &mut self,
         (first, count): (u64, u64),
@@ -79,7 +79,7 @@ impl Streams {
         let end = first + count;
         let known = self.known.iter().position(|stream| stream.reads > 0 && stream.next == first);
         let at = known.unwrap_or_else(|| self.begin(first));
-        // Requests of one stream that came in another order.
+        // Requests of one stream may come in another order.
         let later = self.known.iter().position(|stream| stream.reads > 0 && stream.start == end);
         let later = later.filter(|later| known.is_some() && *later != at);
         let next = later.map_or(end, |later| std::mem::take(&mut self.known[later]).next);
@@ -100,24 +100,24 @@ impl Streams {
         (if window > most { 0 } else { window }, Some(ticket))
     }
 
-    /// What was fetched is there.
+    /// A read has been fetched.
     pub fn done(&mut self, ticket: Ticket) {
         let stream = &mut self.known[ticket.at];
-        // It may be another one by now.
+        // Another stream may have its place by now.
         if stream.born == ticket.born {
             stream.waiting = stream.waiting.saturating_sub(1);
         }
     }
 
-    /// Puts a new stream in the place of the one that was not seen for longest.
+    /// Begins a new stream in place of the one that was seen least recently.
     fn begin(&mut self, start: u64) -> usize {
         let oldest = (0..STREAMS).min_by_key(|at| self.known[*at].seen).unwrap_or(0);
         self.known[oldest] = Stream { start, window: FIRST, born: self.clock, ..Stream::default() };
         oldest
     }
 
-    /// Told how many blocks were of use so far, and how many were not: all windows get smaller
-    /// while most are not, and larger again when most are.
+    /// Adjusts the largest window by how many blocks were `used` so far, and how many were
+    /// `useless`: windows get smaller while most are useless, and larger again when most are used.
     pub fn weigh(&mut self, used: u64, useless: u64) {
         let (more_used, more_useless) = (used - self.weighed.0, useless - self.weighed.1);
         if more_used + more_useless < WEIGHED {
@@ -139,7 +139,7 @@ mod tests {
 
     const MOST: u64 = 256;
 
-    /// A read whose blocks are there before the next one begins.
+    /// A read whose blocks are fetched before the next one begins.
     fn see(streams: &mut Streams, blocks: (u64, u64), to_fetch: bool, most: u64) -> u64 {
         let (ahead, ticket) = streams.see(blocks, to_fetch, most);
         ticket.into_iter().for_each(|ticket| streams.done(ticket));
@@ -224,7 +224,7 @@ mod tests {
         last.into_iter().for_each(|ticket| streams.done(ticket));
         let more: u64 = (20..30).map(|n| see(&mut streams, (n * 32, 32), true, MOST)).sum();
         assert!(more > 0, "a reader that waits gets readahead");
-        // What is told late of a stream that is no longer known changes no other.
+        // A late ticket of a stream that is no longer tracked changes no other stream.
         let (_, ticket) = streams.see((1 << 30, 1), true, MOST);
         for n in 0..STREAMS as u64 {
             see(&mut streams, (n << 20, 1), true, MOST);

@@ -4,12 +4,12 @@
 //! grows by 1/8, so a cached block takes 9.2 to 10.3 bytes, and 19.5 for the moment in which it
 //! grows. (A table that doubles takes 17 to 39 with the same entries.)
 //!
-//! Invariants: no slot is empty between an entry and its home; an entry's home is a monotonous
+//! Invariants: no slot is empty between an entry and its home; an entry's home is a monotonic
 //! function of its hash, whatever the number of slots.
 
 /// A slot without an entry.
 const EMPTY: u32 = u32::MAX;
-/// Keys are below this.
+/// All keys are below this.
 pub const KEYS: u64 = EMPTY as u64;
 /// Slots of the smallest table.
 const LEAST: usize = 32;
@@ -19,7 +19,7 @@ const HITS_BITS: u32 = 2;
 const UNIT_BITS: u32 = 12;
 /// The most segments that a shard can have.
 pub const SEGMENTS_MAX: u32 = 1 << (32 - UNIT_BITS - HITS_BITS);
-/// Bytes of a unit, in which records are placed.
+/// Bytes of a unit: records begin at multiples of it.
 pub const UNIT: usize = 16;
 /// The largest segment in bytes.
 pub const SEGMENT_MAX: usize = UNIT << UNIT_BITS;
@@ -36,7 +36,7 @@ impl Place {
         Self(segment << (UNIT_BITS + HITS_BITS) | unit << HITS_BITS | u32::from(hits & 3))
     }
 
-    /// The segment.
+    /// The number of the segment.
     pub fn segment(self) -> u32 {
         self.0 >> (UNIT_BITS + HITS_BITS)
     }
@@ -112,7 +112,7 @@ impl Table {
         self.rebuild(self.next())
     }
 
-    /// Becomes as small as its entries allow; `false` if it is.
+    /// Becomes as small as its entries allow; `false` if it cannot become smaller.
     pub fn shrink(&mut self) -> bool {
         let least = match self.len {
             0 => 0,
@@ -170,7 +170,7 @@ impl Table {
         found.is_some()
     }
 
-    /// Adds an entry, of which there is none.
+    /// Adds an entry for a key that has none.
     ///
     /// # Panics
     /// The table is full.
@@ -189,7 +189,7 @@ impl Table {
         self.slots[at] = slot;
     }
 
-    /// Takes an entry out.
+    /// Removes an entry; returns its place.
     pub fn remove(&mut self, key: u32) -> Option<Place> {
         let at = self.find(key)?;
         let place = Place(self.slots[at].place);
@@ -198,7 +198,7 @@ impl Table {
         Some(place)
     }
 
-    /// Moves what follows so far back that no entry has a gap between it and its home.
+    /// Moves following entries back, so that no entry has a gap between it and its home.
     fn close_gap(&mut self, mut gap: usize) {
         let slots = self.slots.len();
         let distance =
@@ -224,9 +224,10 @@ impl Table {
         full.map(|slot| (slot.key, Place(slot.place)))
     }
 
-    /// The next entry at or behind slot `from` that `which` is true of, and its slot. To take out
-    /// all such entries, a caller begins at 0 and goes on at the slot that was found. That slot may
-    /// hold another entry then, but no entry that was not looked at moves to a slot before it.
+    /// The next entry at or behind slot `from` for which `which` is true: its slot and its key. To
+    /// remove all such entries, a caller begins at 0 and continues at the slot that was found. That
+    /// slot may hold another entry then, but no entry that `which` has not seen moves to a slot
+    /// before it.
     pub fn seek(&self, from: usize, which: impl Fn(u32, Place) -> bool) -> Option<(usize, u32)> {
         let rest = self.slots.iter().enumerate().skip(from);
         let mut full = rest.filter(|(_, slot)| slot.key != EMPTY);
@@ -234,7 +235,7 @@ impl Table {
     }
 }
 
-/// The most entries of so many slots: one is always empty, or a search would never end.
+/// Most entries in `slots` slots: one is always empty, or a search would never end.
 fn most(slots: usize) -> usize {
     slots - slots.div_ceil(8)
 }
@@ -264,7 +265,7 @@ mod tests {
                 assert!(table.grow());
                 assert_eq!(table.bytes(), new);
                 if entries > 500 {
-                    // Both are there for a moment.
+                    // For a moment there are two tables.
                     assert!(old + new <= entries * 20, "{old} + {new} for {entries}");
                     assert!(new * 10 <= (entries + 1) * 105, "{new} for {entries}");
                 }

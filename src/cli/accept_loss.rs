@@ -6,10 +6,10 @@ use crate::control::{Noted, Request};
 use crate::error::{Error, Result};
 use clap::Args;
 
-/// Take note of blocks that are lost, so that commands do not end with 6 because of these
+/// Acknowledge lost blocks, so that commands no longer end with status 6 because of them
 ///
-/// The blocks stay lost: reading them fails until they are written again. What is lost later is
-/// told of again.
+/// The blocks stay lost: reads of them fail until they are written again. Blocks lost later are
+/// reported again.
 #[derive(Args)]
 pub struct AcceptLoss {
     /// Name of the volume

@@ -1,4 +1,4 @@
-//! What there is to say of a limit on memory that adapts.
+//! The texts about a memory limit that adapts.
 
 use crate::config::Plan;
 use crate::config::size::human;
@@ -6,7 +6,7 @@ use crate::control::Status;
 use crate::limit::{Change, Report, Waits};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Rows of `status`: within what, why so, what was changed last, and what that is made of.
+/// Rows of `status`: bounds, reason, last change, waits, and what the machine does not report.
 pub(super) fn rows(status: &Status) -> Vec<(&'static str, String)> {
     let Some(report) = &status.adapting else { return Vec::new() };
     let mut rows = vec![
@@ -21,7 +21,7 @@ pub(super) fn rows(status: &Status) -> Vec<(&'static str, String)> {
     rows
 }
 
-/// Between which limits it adapts; nothing where it does not.
+/// The bounds of an adapting limit, as text; empty for a fixed limit.
 pub(super) fn bounds(plan: &Plan) -> String {
     plan.ram_auto.map_or(String::new(), |bounds| {
         let (least, most) = (human(bounds.min_bytes), human(bounds.max_bytes));

@@ -22,7 +22,7 @@ pub struct Doctor {
     json: bool,
 }
 
-/// One thing that was looked at.
+/// One check and its result.
 #[derive(Debug, Serialize)]
 struct Check {
     what: String,
@@ -54,7 +54,7 @@ impl From<crate::system::Check> for Check {
 
 #[derive(Serialize)]
 struct Report {
-    /// What `--export auto` takes.
+    /// The export that `--export auto` chooses.
     export: &'static str,
     checks: Vec<Check>,
 }
@@ -169,7 +169,7 @@ fn memlock() -> std::result::Result<String, String> {
     }
 }
 
-/// Whether a daemon may hold swap of a machine that runs short of memory.
+/// Whether this process has what a daemon needs to carry swap when memory is short.
 fn carries_swap() -> std::result::Result<String, String> {
     match reclaim::lacking()[..] {
         [] => Ok(reclaim::NEEDED.map(|(name, _)| name).join(", ")),

@@ -58,7 +58,7 @@ impl Down {
         }
     }
 
-    /// Ends a daemon that lives, or is just being ended by the kernel.
+    /// Ends a daemon that is alive or that the kernel is just ending.
     fn end_or_force(&self, paths: &Paths, state: Option<&State>) -> Result<()> {
         let files = paths.volume(&self.name);
         let process = match silent::answering(&files, PATIENCE_TO_ANSWER) {
@@ -66,7 +66,7 @@ impl Down {
             Answering::Gone => return self.end_dead(paths),
             Answering::No(process) => process,
         };
-        // A daemon that is dying already serves nothing any more: ending it needs no `--force`.
+        // A dying daemon serves nothing any more: ending it needs no `--force`.
         if !self.force && process.condition() != Condition::Dying {
             return Err(silent::refusal(&files, &process));
         }
@@ -74,7 +74,7 @@ impl Down {
         self.end_dead(paths)
     }
 
-    /// Removes what a daemon left that is gone.
+    /// Cleans up after a dead daemon, unless that would give up memory that is kept.
     fn end_dead(&self, paths: &Paths) -> Result<()> {
         if let Found::Nothing = daemon::find(paths, &self.name) {
             return output::print(&format!("{} is down\n", self.name)); // it cleaned up itself
@@ -84,7 +84,7 @@ impl Down {
     }
 
     fn end(&self, paths: &Paths, state: Option<&State>) -> Result<()> {
-        // A volume that is its backing store is drained already.
+        // A passthrough volume has no log to drain.
         let is_passthrough =
             state.is_some_and(|s| s.plan.backing.is_some() && s.plan.log.is_none());
         if self.drain && !is_passthrough {
@@ -92,8 +92,8 @@ impl Down {
         }
         let ended = self.stop(paths)?;
         if let Found::Dead(_) | Found::Broken(_) = daemon::find(paths, &self.name) {
-            // It could not remove everything: what was taken away by force is still held, or the
-            // kernel took long.
+            // The daemon could not remove everything: a device taken by force is still held, or the
+            // kernel took too long.
             let name = &self.name;
             self.remove(paths).map_err(|e| {
                 e.after(format_args!("volume `{name}` is stopped, but "))
@@ -123,7 +123,7 @@ impl Down {
         )
     }
 
-    /// Has the daemon end. Says what became of the volume.
+    /// Asks the daemon to end and waits until it has. Returns what became of the volume.
     fn stop(&self, paths: &Paths) -> Result<Ended> {
         let files = paths.volume(&self.name);
         let (discard, force, drain) = (self.discard, self.force, self.drain);
@@ -143,8 +143,8 @@ impl Down {
         Ok(ended)
     }
 
-    /// Takes the volume `name` down, with or without a daemon, and prints nothing. Its data is not
-    /// needed any more.
+    /// Takes the volume `name` down, with or without a daemon, and prints nothing. Discards its
+    /// data.
     ///
     /// # Errors
     /// As the command.
@@ -159,8 +159,8 @@ impl Down {
         }
     }
 
-    /// Removes what the dead daemon of the volume `name` left; its data is not needed any more.
-    /// Returns what was removed, in words.
+    /// Removes what the dead daemon of the volume `name` left, and discards its data. Returns
+    /// descriptions of what was removed.
     ///
     /// # Errors
     /// As the command.
@@ -168,7 +168,7 @@ impl Down {
         Self::discarding(name).remove(paths)
     }
 
-    /// The same, also if the device is held: its holders get errors.
+    /// Like `after_death`, even if the device is held: its holders get errors.
     ///
     /// # Errors
     /// As the command.
@@ -180,7 +180,7 @@ impl Down {
         Self { name: name.to_owned(), discard: true, drain: false, force: false }
     }
 
-    /// Refuses to give up what a dead daemon had in memory, unless told to.
+    /// Refuses to give up the memory that is kept of a dead daemon, without `--discard`.
     fn refuse_kept(&self, paths: &Paths) -> Result<()> {
         let name = &self.name;
         if self.discard || !Kept::is_there(&paths.volume(name).keep) {
@@ -217,13 +217,13 @@ impl Down {
         if self.force { state::clean_by_force(lock, &files) } else { state::clean(lock, &files) }
     }
 
-    /// Has another daemon end what the dead one left: pages that are swapped out to a device that
-    /// waits can only be read through a daemon.
+    /// Starts another daemon to end what the dead one left: pages that are swapped out to a waiting
+    /// device can be read only through a daemon.
     fn serve_to_the_end(&self, paths: &Paths, state: &State) -> Result<Vec<String>> {
         let mut plan = state.plan.clone();
         let job = plan.job.take();
         daemon::spawn(&plan, paths, &|_| {})?;
-        // Not before: a process that waits for such a page does not end without it.
+        // Not earlier: a process that waits for such a page can't end before a daemon serves it.
         let cleared = job.map_or(Ok(0), |job| job.clear());
         self.stop(paths)?;
         cleared?;
@@ -232,7 +232,7 @@ impl Down {
     }
 }
 
-/// Whether a device waits for its daemon that may carry swap.
+/// Whether a device that may carry swap waits for its daemon.
 fn swap_waits(state: &State) -> bool {
     let swap = matches!(state.plan.usage, Some(Usage::Swap { .. }));
     swap && state.leftovers.iter().any(Leftover::waits)

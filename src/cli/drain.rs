@@ -10,15 +10,15 @@ use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// Bytes in a log that a volume that goes down brings to its backing store by itself.
+/// Bytes that may be left in a log: a volume that goes down drains them by itself.
 const ENOUGH: u64 = 1 << 20;
 /// How often progress is shown.
 const SHOW: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 
-/// Bring to its backing store what a volume's log holds
+/// Write what a volume's log holds back to its backing store
 ///
-/// When it returns, everything that was written before it began is in the backing store. If nothing
-/// was written meanwhile, the backing store alone is the volume.
+/// When it returns, every write from before it began is in the backing store. If nothing was
+/// written meanwhile, the backing store alone is the volume.
 #[derive(Args)]
 pub struct Drain {
     /// Name of the volume
@@ -48,8 +48,8 @@ impl Drain {
     }
 }
 
-/// Drains a volume again and again, as long as that leaves less: what clients write meanwhile is
-/// left at last.
+/// Drains a volume repeatedly, while each pass at least halves what is left: clients may write
+/// meanwhile, and the last of that stays.
 ///
 /// # Errors
 /// As [`drain`].
@@ -70,11 +70,11 @@ fn dirty(stats: &Stats) -> u64 {
     stats.log.map_or(0, |log| log.blocks_dirty * crate::BLOCK_SIZE as u64)
 }
 
-/// Drains a volume and waits for it, with progress: of what its log holds when this begins.
-/// Whatever ends the wait ends the daemon's hurry. Returns the counters when all that is there.
+/// Drains what a volume's log holds when this begins, waits for the end, and shows progress. The
+/// daemon hurries only as long as this process waits. Returns the counters at the end.
 ///
 /// # Errors
-/// It has no log, or the log has failed, or nothing moves because a drive fails.
+/// The volume has no log, the log has failed, or a failing drive stops all progress.
 fn drain(paths: &Paths, name: &str) -> Result<Stats> {
     let socket = paths.volume(name).control;
     let client = Client::new(&socket);
@@ -89,7 +89,7 @@ fn drain(paths: &Paths, name: &str) -> Result<Stats> {
             Ok(_) | Err(Errno::INTR) => continue,
             Err(e) => return Err(e).context("cannot wait for the daemon"),
         }
-        // One that is stopped does not answer this, either.
+        // A stopped daemon does not answer this request, either.
         let stats: Stats = client.ask(&Request::Stats, PATIENCE)?;
         output::remark(&format!("{name}: {} left in the log", human(dirty(&stats))));
     }

@@ -10,13 +10,13 @@ use serde::Serialize;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
-/// Sample files, directories or a block device and predict what they would take in memory
+/// Sample files, directories or a block device and predict their size in memory
 #[derive(Args)]
 pub struct Estimate {
     /// What to sample
     #[arg(required = true, value_hint = ValueHint::AnyPath)]
     paths: Vec<PathBuf>,
-    /// The most blocks of 4 KiB that are read; more are more exact
+    /// Blocks of 4 KiB to read at most; more are more exact
     #[arg(long, value_name = "N", default_value_t = 32_768,
           value_parser = clap::value_parser!(u64).range(1..=1 << 28))]
     blocks: u64,
@@ -125,7 +125,7 @@ fn print(report: &Report) -> Result<()> {
     output::print(&text)
 }
 
-/// Percents on a terminal; nothing elsewhere.
+/// Shows percent on a terminal, nothing elsewhere.
 struct Progress {
     all: u64,
     done: u64,

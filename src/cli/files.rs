@@ -1,5 +1,4 @@
-//! Files for a log or a spill device: those that a command makes, and those that other users can
-//! read.
+//! Files for a log or a spill device: makes them, and refuses those that other users can read.
 //!
 //! Invariant: a file that was made here is removed again, unless the volume comes up.
 
@@ -13,18 +12,18 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// A file to be made: where, and of how many bytes.
+/// A file to make.
 pub(super) struct Wanted {
-    /// The path, from the root on.
+    /// The absolute path.
     pub path: PathBuf,
-    /// Its size.
+    /// The size in bytes.
     pub bytes: u64,
 }
 
-/// What is to be made for `flag`, of that size: nothing where the file is there already.
+/// The file of `size` to make for `flag`; `None` without a size, or if the file exists already.
 ///
 /// # Errors
-/// One line (usage): a size that can't be, a file of another size, or a place below /dev.
+/// A usage error: an impossible size, an existing file of another size, or a path below /dev.
 pub(super) fn wanted(
     flag: &str,
     path: Option<&Path>,
@@ -65,10 +64,10 @@ pub(super) fn wanted(
 pub(super) struct Made(PathBuf);
 
 impl Wanted {
-    /// Makes the file, which only this user can read, and all its space.
+    /// Makes the file, readable by this user alone, and allocates all its space.
     ///
     /// # Errors
-    /// There is no room, or no such directory; then there is no file.
+    /// No room, or no such directory; then no file is left.
     pub fn make(&self) -> Result<Made> {
         let what = || format!("cannot make {}", self.path.display());
         let file = private::create_new(&self.path).context(what())?;
@@ -77,7 +76,7 @@ impl Wanted {
         Ok(made)
     }
 
-    /// What it will be, in words.
+    /// Describes the file in words.
     pub fn describe(&self) -> String {
         format!("file {} of {}", self.path.display(), human(self.bytes))
     }
@@ -92,18 +91,18 @@ impl Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        // Where it can't be removed, it is a file of zeros of the size that was asked for.
+        // If that fails, a file of zeros of the requested size is left.
         let _ = fs::remove_file(&self.0);
     }
 }
 
-/// Refuses files that other users can read or write: what was written to the volume is in them.
+/// Refuses files that other users can read or write: they hold what is written to the volume.
 ///
 /// # Errors
 /// One line with the path and its mode.
 pub(super) fn refuse_readable<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Result<()> {
     for path in paths {
-        // What can't be looked at is reported where it is opened.
+        // A path that can't be examined is reported where it is opened.
         let Ok(meta) = fs::metadata(path) else { continue };
         if meta.is_file() && meta.mode() & 0o066 != 0 {
             let (shown, mode) = (path.display(), meta.mode() & 0o777);

@@ -1,7 +1,8 @@
 //! `ztier list`: every volume of this user, also those whose daemon died.
 //!
-//! Invariant: each daemon is asked once, all at the same time, and only for what it knows without
-//! looking at other processes: however many volumes there are, the time for each stays the same.
+//! Invariant: the survey asks each daemon once, all at the same time, and only for what the daemon
+//! knows without looking at other processes: the time for one does not grow with the number of
+//! volumes.
 
 use super::status::told;
 use super::{PATIENCE, ill, output};
@@ -16,7 +17,7 @@ use crate::stats::Health;
 use clap::Args;
 use serde::Serialize;
 
-/// List volumes, also those whose daemon died
+/// List volumes, including those whose daemon died
 #[derive(Args)]
 pub struct List {
     /// Print JSON
@@ -28,7 +29,7 @@ pub struct List {
 struct Row {
     name: String,
     state: &'static str,
-    /// How one is that is up.
+    /// Health of a volume that is up.
     health: Option<Health>,
     export: Option<&'static str>,
     size_bytes: Option<u64>,
@@ -40,7 +41,7 @@ struct Row {
     /// Whether what a dead daemon had in memory is kept.
     kept: bool,
     error: Option<String>,
-    /// What is wrong with it.
+    /// What is wrong with the volume.
     #[serde(skip)]
     wrong: Option<Error>,
 }
@@ -86,7 +87,7 @@ fn table(rows: &[Row]) -> String {
     output::table(&["NAME", "STATE", "EXPORT", "SIZE>", "DATA>", "MEMORY>", "OPEN"], &cells)
 }
 
-/// What to say of a volume whose daemon died.
+/// The error for a volume whose daemon died.
 fn dead(name: &str, left: &[String], kept: bool) -> Error {
     let left = if left.is_empty() { "its state file".into() } else { left.join(", ") };
     let remedy = if kept { remedy::DEAD_WITH_DATA } else { remedy::DEAD_WITHOUT };
@@ -94,9 +95,9 @@ fn dead(name: &str, left: &[String], kept: bool) -> Error {
         .hint(remedy.of(name))
 }
 
-/// What to say of a volume whose daemon lives and does not answer.
+/// The error for a volume whose daemon is alive and does not answer.
 fn silent(paths: &Paths, name: &str, why: &str) -> Option<Error> {
-    // Without a socket it is ending.
+    // Without a socket the daemon is ending.
     let is_there = paths.volume(name).control.exists();
     is_there.then(|| Error::degraded(format!("volume `{name}`: {why}")))
 }

@@ -29,16 +29,16 @@ pub enum Log {
 /// `ztier up` does this by itself on a drive that holds nothing known.
 #[derive(Args)]
 pub struct Format {
-    /// The drive or file that becomes the log; what is on it is gone
+    /// Drive or file that becomes the log; what is on it is lost
     #[arg(value_hint = ValueHint::AnyPath)]
     log: PathBuf,
-    /// The slow drive or file whose changes it will take
+    /// Slow drive or file that the log is for
     #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
     backing: PathBuf,
     /// Bytes in a segment: a power of two, 32K to 16M [default: 1M]
     #[arg(long, value_name = "BYTES")]
     segment: Option<Amount>,
-    /// Overwrite what is on the drive, unless that is a log with data
+    /// Overwrite what is on the drive, unless it is a log with data
     #[arg(long)]
     wipe: bool,
     /// Overwrite a log with data, too
@@ -65,7 +65,7 @@ pub struct Dump {
     /// The log
     #[arg(value_hint = ValueHint::AnyPath)]
     log: PathBuf,
-    /// Every change in each chunk, too
+    /// Also list every change in each chunk
     #[arg(long)]
     entries: bool,
 }

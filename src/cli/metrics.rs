@@ -16,10 +16,10 @@ use std::time::Instant;
 /// Serve metrics of all volumes to Prometheus, or print them
 #[derive(Args)]
 pub struct Metrics {
-    /// Address to serve them at, as /metrics; a port alone is one of 127.0.0.1
+    /// Address of the server of /metrics; a port alone means 127.0.0.1
     #[arg(long, alias = "metrics", value_name = "ADDR", default_value = "127.0.0.1:10810")]
     listen: Address,
-    /// Print them once, and end
+    /// Print them once, and exit
     #[arg(long, conflicts_with = "listen")]
     once: bool,
     /// Write them to a file in one step instead, for node_exporter's textfile collector
@@ -57,13 +57,13 @@ impl Metrics {
 fn replace(file: &Path, text: &str) -> Result<()> {
     let what = || format!("cannot write {}", file.display());
     let mut name = file.file_name().unwrap_or_default().to_owned();
-    // The collector takes whatever ends with .prom.
+    // The collector reads every file that ends with .prom.
     name.push(format!(".{}.new", std::process::id()));
     let new = file.with_file_name(name);
     let write = || {
         let mut to = File::create(&new)?;
         to.write_all(text.as_bytes())?;
-        // The collector is mostly another user.
+        // The collector mostly runs as another user.
         to.set_permissions(fs::Permissions::from_mode(0o644))?;
         fs::rename(&new, file)
     };

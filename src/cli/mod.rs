@@ -1,4 +1,4 @@
-//! What people type: each command parses its flags, does one thing, and prints the result.
+//! The command line: each command parses its flags, does one thing, and prints the result.
 //!
 //! Invariants: results go to standard output, errors and remarks to standard error; an error is one
 //! line; the exit status is 0 or that of [`crate::error::Status`].
@@ -97,8 +97,8 @@ enum Command {
     },
 }
 
-/// What our own processes are told, understood without the parser: to build that takes longer than
-/// all else that they do first.
+/// Parses the command lines of our own processes without clap: building its parser takes longer
+/// than everything else that they do first.
 fn internal() -> Option<Command> {
     let args: Vec<_> = std::env::args_os().skip(1).take(3).collect();
     let words: Vec<_> = args.iter().map(|word| word.to_str()).collect::<Option<_>>()?;
@@ -161,17 +161,17 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Prints what the parser has to say: help as it is, errors in one line.
+/// Prints the parser's help unchanged, and its errors in one line.
 fn parse_error(e: &clap::Error) -> ExitCode {
     if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand || !e.use_stderr() {
-        let _ = e.print(); // no reader is left: then there is nothing to say
+        let _ = e.print(); // without a reader there is nothing to report
         return ExitCode::from(if e.use_stderr() { 2 } else { 0 });
     }
     output::remark(&format!("ztier: {}", explain(e)));
     ExitCode::from(2)
 }
 
-/// A parser's error in one line, with the nearest command if there is none of that name.
+/// A parser's error in one line; for an unknown command, with the nearest known one.
 fn explain(e: &clap::Error) -> String {
     let Some(ContextValue::String(word)) = e.get(ContextKind::InvalidSubcommand) else {
         return one_line(&e.render().to_string());
@@ -197,7 +197,7 @@ fn one_line(rendered: &str) -> String {
     text
 }
 
-/// A way to ask the daemon of the volume `volume`, which must be up.
+/// A client of the daemon of `volume`, which must be up.
 fn client(paths: &Paths, volume: &str) -> Result<Client> {
     name::check(volume).map_err(Error::usage)?;
     if !paths.exists()? {
@@ -210,19 +210,19 @@ fn client(paths: &Paths, volume: &str) -> Result<Client> {
     }
 }
 
-/// Ends a command with 6, although it has done its work, if data of its volume is lost that no user
-/// has taken note of.
+/// Makes a command that has done its work end with status 6 if its volume has lost data and no user
+/// has taken note of that.
 ///
 /// # Errors
-/// There is such data.
+/// There is such a loss.
 fn sound(volume: &str, loss: Option<&str>) -> Result<()> {
     loss.map_or(Ok(()), |loss| {
         Err(Error::degraded(format!("volume `{volume}`: {loss}")).hint(remedy::LOST.of(volume)))
     })
 }
 
-/// What is wrong with a volume, the worst first, as an error that ends a command which only looks.
-/// A volume that is filling is not wrong.
+/// What is wrong with a volume, the worst first, as the error of a command that only looks. A
+/// filling volume is not wrong.
 fn ill(volume: &str, stats: &crate::stats::Stats) -> Option<Error> {
     let mut troubles = stats.troubles(time::now());
     troubles.retain(|trouble| trouble.health > Health::Filling);
@@ -263,7 +263,7 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// Whatever advice names, a command with its flags, or a flag, is there.
+    /// Every command and flag that advice names exists.
     #[test]
     fn what_remedies_advise_can_be_typed() {
         let all = Cli::command();
@@ -291,7 +291,7 @@ mod tests {
         }
     }
 
-    /// Commands and their flags, with all names that they answer to.
+    /// Adds `command`, its flags and all below it to `all`, with all aliases.
     fn typed(command: &clap::Command, path: &str, all: &mut Vec<String>) {
         for arg in command.get_arguments() {
             let longs = arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default());
@@ -307,8 +307,8 @@ mod tests {
         }
     }
 
-    /// Scripts of earlier versions work: each has a list of what can be typed. `ZTIER_GOLDEN=write`
-    /// writes that of this version.
+    /// Scripts for earlier versions work: each version has a list of its commands and flags.
+    /// `ZTIER_GOLDEN=write` writes the list of this version.
     #[test]
     fn what_could_be_typed_can_be_typed() {
         let mut now = Vec::new();

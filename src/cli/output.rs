@@ -1,4 +1,4 @@
-//! Printing in columns that line up, to a reader that may have gone.
+//! Prints results in aligned columns, to a reader that may have gone.
 //!
 //! Invariant: nothing that is printed steers a terminal, see [`crate::escape`].
 
@@ -19,7 +19,7 @@ pub fn print(text: &str) -> Result<()> {
     }
 }
 
-/// Prints `value` as JSON, in lines for people.
+/// Prints `value` as indented JSON.
 ///
 /// # Errors
 /// As [`print`].
@@ -28,7 +28,7 @@ pub fn json(value: &impl Serialize) -> Result<()> {
     print(&format!("{}\n", escape_json(&text)))
 }
 
-/// Prints one of `lines` a line.
+/// Prints each of `lines` on a line of its own.
 ///
 /// # Errors
 /// As [`print`].
@@ -38,12 +38,12 @@ pub fn list(lines: &[String]) -> Result<()> {
 
 /// Prints a line to standard error.
 pub fn remark(line: &str) {
-    // There is no other place to complain to.
+    // There is no other place to report a failure to.
     let _ = writeln!(std::io::stderr(), "{}", escape(line));
 }
 
-/// `rows` in columns, two spaces apart. Columns whose heading in `head` ends with `>` are flushed
-/// right.
+/// `rows` in columns, two spaces apart. Columns whose heading in `head` ends with `>` are
+/// right-aligned.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let titles = head.iter().map(|title| title.trim_end_matches('>').to_owned()).collect();
     let escaped: Vec<Vec<String>> =

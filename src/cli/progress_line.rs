@@ -1,7 +1,7 @@
 //! Progress on standard error, while the user waits.
 //!
-//! Invariants: on a terminal it is one line, which is gone when the progress line is; elsewhere it
-//! is lines now and then, and none for what is quick.
+//! Invariants: a terminal shows one line, which disappears with the [`ProgressLine`]; any other
+//! output gets a line every few seconds, and none for quick work.
 
 use crate::escape::escape;
 use std::cell::RefCell;
@@ -9,21 +9,21 @@ use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// How often a line on a terminal changes.
+/// How often the line on a terminal may change.
 const REWRITE: Duration = Duration::from_millis(100);
-/// What takes less needs no line elsewhere.
+/// Without a terminal, work that takes less prints nothing.
 const QUICK: Duration = Duration::from_secs(2);
-/// How often there is a line elsewhere.
+/// Without a terminal, the time between two lines.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Shows how far something is.
+/// Shows the progress of long work.
 pub struct ProgressLine(RefCell<State>);
 
 struct State {
     terminal: bool,
-    /// When something may be shown again.
+    /// When the next output is allowed.
     next: Instant,
-    /// There is something on the terminal.
+    /// Whether the terminal shows the line.
     shown: bool,
 }
 
@@ -33,7 +33,7 @@ impl ProgressLine {
         Self(RefCell::new(State::new(std::io::stderr().is_terminal(), Instant::now())))
     }
 
-    /// What is done now.
+    /// Shows what is being done now.
     pub fn show(&self, what: &dyn Display) {
         let what = what.to_string();
         if let Some(text) = self.0.borrow_mut().text(&escape(&what), Instant::now()) {

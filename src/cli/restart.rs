@@ -17,38 +17,38 @@ use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// How long the present daemon may take to let go.
+/// How long the present daemon may take to leave.
 const PATIENCE_TO_LEAVE: Duration = Duration::from_secs(60);
-/// How long the next daemon waits for it to end: longer, for what comes after the answer takes
-/// time, too, and one that does not answer may leave all the same.
+/// How long the next daemon waits for the present one to end: longer, because ending takes time
+/// after the answer, and a daemon that does not answer may leave all the same.
 const PATIENCE_TO_FOLLOW: Duration = Duration::from_secs(180);
-/// How long a daemon that replaces itself may take to be there again.
+/// How long a daemon that replaces itself may take to answer again.
 const PATIENCE_TO_RETURN: Duration = Duration::from_secs(60);
-/// How often to look.
+/// The time between two questions.
 const GLANCE: Duration = Duration::from_millis(5);
 
-/// Replace the daemon of a volume, or go on where one died
+/// Replace the daemon of a volume, or start one where it died
 ///
-/// What the volume holds stays, also what is in memory only. A device by ublk stays, too, with
-/// what is mounted on it: requests wait for the new daemon. By FUSE or NBD it has to be opened or
-/// mounted again. Afterwards the program that is installed now serves the volume.
+/// The volume keeps its data, also what is only in memory. A ublk device stays, with its mounts:
+/// requests wait for the new daemon. Open or mount a FUSE or NBD device again. The new daemon is
+/// the program that is installed now.
 #[derive(Args)]
 pub struct Restart {
     /// Name of the volume
     name: String,
-    /// Also when clients are connected by NBD, which can't wait: their requests fail. A device by
-    /// FUSE that is held would be dead for its holder, and is refused all the same. And although a
-    /// log's drive does not take what is in memory, which then stays there for the next daemon
+    /// Also while NBD clients are connected, whose requests fail; and although the log's drive does
+    /// not take what is in memory, which stays there for the next daemon. A FUSE device that is
+    /// held is refused all the same
     #[arg(long)]
     force: bool,
-    /// Change the log's drive, or do without (`none`): what the old log holds is drained first,
-    /// while the volume works
+    /// Change the log's drive, or go on without a log (`none`): the old log is drained first, while
+    /// the volume works
     #[arg(long, value_name = "DEV|none")]
     log: Option<PathBuf>,
     /// Overwrite what is on the new log's drive, unless it is a log with data
     #[arg(long, requires = "log")]
     wipe: bool,
-    /// Take a file for the new log that other users can read or write
+    /// Accept a file for the new log that other users can read or write
     #[arg(long, requires = "log")]
     allow_readable: bool,
     /// Print JSON
@@ -93,8 +93,8 @@ impl Restart {
         self.print(&served, begun.elapsed())
     }
 
-    /// Has the daemon that there is leave, and another come. The next one is started before, so
-    /// that requests wait for nothing but what it can't do earlier.
+    /// Has the present daemon leave, and another take over. The next daemon starts first, so that
+    /// requests wait only for what it can't do earlier.
     fn replace(&self, paths: &Paths, state: &State) -> Result<Served> {
         let client = Client::new(&paths.volume(&self.name).control);
         let log = self.new_log()?;
@@ -122,9 +122,9 @@ impl Restart {
         Ok(served)
     }
 
-    /// Starts the next daemon, and has the present one `leave`. If that refuses, but `has_left`,
-    /// the next one serves what there was. One that was told to go ahead, and does not answer,
-    /// leaves as soon as it can.
+    /// Starts the next daemon, and has the present one `leave`. If `leave` fails, but `has_left`
+    /// says that the daemon is gone, the next daemon serves the volume, and the error is returned.
+    /// A daemon that was told to go ahead, and does not answer, leaves as soon as it can.
     fn follow(
         &self,
         plan: &Plan,
@@ -136,7 +136,7 @@ impl Restart {
         let unanswered = Cell::new(false);
         let left = leave(&|open| {
             if open {
-                // Should this process end now, the volume has a daemon all the same.
+                // If this process ends now, the volume still gets its daemon.
                 next.stays();
             }
             unanswered.set(open);
@@ -149,7 +149,7 @@ impl Restart {
         }
     }
 
-    /// The log that was asked for.
+    /// The log that `--log` asks for.
     fn new_log(&self) -> Result<Option<NewLog>> {
         let Some(log) = &self.log else { return Ok(None) };
         if log.as_os_str() == "none" {
@@ -172,7 +172,7 @@ impl Restart {
         }
     }
 
-    /// What to say of saved settings that name another log than the volume has by now.
+    /// A note if the saved settings name another log than the volume has now.
     fn outdated(&self, paths: &Paths) -> Option<String> {
         let file = paths.settings(&self.name);
         let saved = Settings::load(&file).ok()??;
@@ -190,13 +190,13 @@ impl Restart {
         Some(format!("{} still says {says}: the next `ztier up` goes by it", file.display()))
     }
 
-    /// Starts a daemon for what another left.
+    /// Starts a daemon that goes on with what a dead one left.
     fn again(&self, paths: &Paths, state: &State) -> Result<Served> {
         self.come(daemon::Starting::begin(&state.plan, paths, daemon::LOOKERS, true)?)
     }
 
-    /// Waits for a daemon that follows one without an answer: that is no refusal, and were the next
-    /// one ended, no daemon would serve the volume once the present one leaves.
+    /// Waits for a daemon whose predecessor does not answer. That is no refusal: if this command
+    /// ended the next daemon, none would serve the volume once the present one leaves.
     fn come_late(
         &self,
         next: daemon::Starting<'_>,
@@ -222,7 +222,7 @@ impl Restart {
         Ok(Served { endpoints, pid, notes, loss })
     }
 
-    /// Waits for a daemon that replaces itself.
+    /// Waits until a daemon that replaces itself answers again.
     fn returned(&self, client: &Client, before: u64) -> Result<Served> {
         let deadline = Instant::now() + PATIENCE_TO_RETURN;
         loop {

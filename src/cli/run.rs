@@ -1,8 +1,8 @@
-//! `ztier run`: a program with little memory, and a volume as swap below it.
+//! `ztier run`: runs a program with little memory, and a volume as swap.
 //!
-//! Invariants: nothing is made before the volume's daemon has written down that it will be;
-//! whatever happens to this process, the daemon ends what is left of the program, and itself; the
-//! daemon is outside of the limit.
+//! Invariants: the volume's daemon notes everything before it is made; whatever happens to this
+//! process, the daemon ends the rest of the program, and then itself; the limit does not apply to
+//! the daemon.
 
 mod relay;
 mod report;
@@ -29,21 +29,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Instant;
 
-/// The least memory that a program is given.
+/// The smallest limit on a program's memory, in bytes.
 const LEAST_MEMORY: u64 = 4 << 20;
-/// Swap without a given size has this many times the memory.
+/// Default size of the swap, as a multiple of the program's memory.
 const SWAP_TIMES: u64 = 4;
-/// Memory of the machine that is left to others, at least.
+/// Bytes of the machine's memory that other programs keep, at least.
 const RESERVE: u64 = 128 << 20;
-/// Distinguishes what failed in the new process: joining the cgroup, or starting the program.
+/// Added to the errno of joining the cgroup, to tell it from that of starting the program.
 const JOINING: i32 = 1 << 16;
 
 /// Run a program with little memory, and compressed swap below it
 ///
-/// Makes a volume, uses it as swap, and runs the program in a cgroup with that limit. At its end
-/// prints what it took, and leaves nothing behind. Signals are passed on, and the program's exit
-/// status is that of this command (128 + the signal that ended it; 127: there is no such program;
-/// 126: it can't be started). Swap is the whole machine's: other programs may be swapped out to it.
+/// Makes a volume, uses it as swap, and runs the program in a cgroup with that limit. At the end it
+/// prints what the program took, and removes everything. Signals are passed on, and the program's
+/// exit status is that of this command (128 + the signal that ended it; 127: there is no such
+/// program; 126: it can't be started). Swap serves the whole machine: other programs may be swapped
+/// out to it.
 #[derive(Args)]
 pub struct Run {
     /// Memory of the program and all that it starts, like 512M
@@ -53,10 +54,10 @@ pub struct Run {
     #[arg(long, value_name = "BYTES")]
     swap_size: Option<Amount>,
     /// Limit on the memory of that swap [default: its size, or what the machine can spare]. `auto`:
-    /// it adapts to what the machine and the swap need, up to that default
+    /// adapts to the machine and the swap, up to that default
     #[arg(long, value_name = "BYTES|%|auto")]
     ram_limit: Option<Limit>,
-    /// Take the coldest of it to this device or file when its memory is full; it is overwritten
+    /// Device or file for the coldest pages once that memory is full; it is overwritten
     #[arg(long, value_name = "DEV|FILE", value_hint = ValueHint::AnyPath)]
     spill: Option<PathBuf>,
     /// Name of the volume [default: run-PROCESS]
@@ -65,13 +66,13 @@ pub struct Run {
     /// How to offer the volume: `ublk`, `fuse`, or `auto` for the best that works here
     #[arg(long, value_parser = super::up::word::<Choice>(&["auto", "ublk", "fuse"]))]
     export: Option<Choice>,
-    /// What vm.page-cluster is meanwhile [default: 5]
+    /// vm.page-cluster meanwhile [default: 5]
     #[arg(long, value_name = "N|keep", value_parser = Setting::page_cluster)]
     page_cluster: Option<Setting>,
-    /// What vm.swappiness is meanwhile, 0 to 200 [default: 100]
+    /// vm.swappiness meanwhile, 0 to 200 [default: 100]
     #[arg(long, value_name = "N|keep", value_parser = Setting::swappiness)]
     swappiness: Option<Setting>,
-    /// Write what it took to this file as JSON, in place of printing it
+    /// Write what the program took to this file as JSON, in place of printing it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     json: Option<PathBuf>,
     /// The program and its arguments
@@ -79,7 +80,7 @@ pub struct Run {
     program: Vec<OsString>,
 }
 
-/// All that is made for a program. Dropped, it is taken away again as well as that can be.
+/// Everything that is made for a program. Dropping it removes that, best effort.
 struct Stage<'a> {
     plan: Plan,
     paths: &'a Paths,
@@ -93,7 +94,7 @@ impl Run {
     /// Runs the command; returns the exit status.
     ///
     /// # Errors
-    /// Something of what the program needs can't be made, or not be taken away.
+    /// Something that the program needs can't be made, or can't be removed.
     pub fn run(self) -> Result<u8> {
         let paths = Paths::of_this_user()?;
         clean_up_dead(&paths)?;
@@ -104,7 +105,7 @@ impl Run {
         let own = Setting::or(self.swappiness, SWAPPINESS);
         parent.make(&stage.job.cgroup, memory, own)?;
         let begun = Instant::now();
-        // From here on signals are the program's.
+        // From here on signals go to the program.
         let relay = Relay::new()?;
         let mut sampler = Sampler::new(&paths.volume(&stage.plan.name).control);
         let mut child = match self.start(&stage, &relay) {
@@ -192,7 +193,7 @@ impl Run {
         command.spawn()
     }
 
-    /// What is said of a program that could not be started, and the exit status.
+    /// Reports a program that could not be started, and returns the exit status.
     fn not_started(&self, failed: &io::Error) -> Result<u8> {
         let program = Path::new(&self.program[0]).display();
         let code = failed.raw_os_error().unwrap_or_default();
@@ -220,12 +221,13 @@ fn joining(e: io::Error) -> io::Error {
     io::Error::from_raw_os_error(JOINING + e.raw_os_error().unwrap_or_default())
 }
 
-/// The limit on the memory of a swap of `size` bytes below a program of `memory` bytes: all that it
-/// may ever need, if the machine can spare that.
+/// The memory limit of a swap volume of `size` bytes for a program of `memory` bytes: all that the
+/// volume may ever need, if the machine can spare that.
 fn store_limit(memory: u64, size: u64, spills: bool) -> Result<u64> {
     let (segment, buffers) = (plan::DEFAULT_SEGMENT, plan::block_device_buffers());
     let tables = Range::in_memory(size, segment, spills, buffers).least;
-    // Hardly anything compresses better, and the kernel has tables of its own for all swap.
+    // Hardly any data compresses to less than an eighth, and the kernel has its own tables for
+    // swap.
     let least = tables.max(size / 8);
     let there = usage::room(Path::new("")).map_or(u64::MAX, |room| room.memory);
     let there = there.min(machine::memory_bytes());
@@ -240,11 +242,11 @@ fn store_limit(memory: u64, size: u64, spills: bool) -> Result<u64> {
         ))
         .hint("give less with --mem or --swap-size, or end some programs"));
     }
-    // What does not compress takes a little more than it is.
+    // Data that does not compress takes a little more than its size.
     Ok(spare.min(size + size / 64 + tables))
 }
 
-/// Takes away what is left of runs that were killed together with their daemons.
+/// Removes what is left of runs that were killed together with their daemons.
 fn clean_up_dead(paths: &Paths) -> Result<()> {
     if !paths.exists()? {
         return Ok(());
@@ -266,7 +268,7 @@ fn clean_up_dead(paths: &Paths) -> Result<()> {
 }
 
 impl<'a> Stage<'a> {
-    /// Makes the volume, in use as swap.
+    /// Makes the volume and puts it to use as swap.
     fn set(plan: Plan, paths: &'a Paths, memory: u64) -> Result<Self> {
         let job = plan.job.clone().ok_or_else(|| Error::failure("the volume has no job"))?;
         let progress_line = ProgressLine::new();
@@ -275,7 +277,7 @@ impl<'a> Stage<'a> {
         Ok(Self { plan, paths, job, memory, ready, up: true })
     }
 
-    /// Says what was chosen.
+    /// Prints the settings that were chosen.
     fn announce(&self) {
         let Plan { name, size_bytes, ram_limit_bytes, ram_auto, export, usage, .. } = &self.plan;
         let settings = usage.as_ref().map(usage::tuned).unwrap_or_default();
@@ -294,8 +296,8 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Has another daemon go on where one died, if its device has waited. What was swapped out to
-    /// any other is lost, and the program is ended.
+    /// Starts another daemon after one died, if the device waits for it. If no device waits, what
+    /// was swapped out is lost, and the program is ended.
     fn daemon_died(&mut self) {
         let name = &self.plan.name;
         let files = self.paths.volume(name);
@@ -316,14 +318,14 @@ impl<'a> Stage<'a> {
             "ztier: the daemon of volume `{name}` died, with what was swapped out; the program is \
              ended"
         ));
-        // A device that waits goes by force: the program can't end before it gets its errors.
+        // A waiting device is removed by force: the program can't end before its requests fail.
         let gone = Down::by_force(self.paths, name).map(drop);
         for failed in [gone, self.job.clear().map(drop)].into_iter().filter_map(Result::err) {
             output::remark(&format!("ztier: {failed}"));
         }
     }
 
-    /// Takes everything away.
+    /// Ends what the program left, and removes everything.
     fn strike(&mut self) -> Result<()> {
         self.up = false;
         let name = &self.plan.name;

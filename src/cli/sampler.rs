@@ -1,4 +1,4 @@
-//! Blocks picked evenly from files, directories and block devices, and what they would become.
+//! Samples blocks evenly from files, directories and block devices, and measures how they compress.
 //!
 //! Invariant: the same files give the same sample, and the work is bounded by the number of blocks
 //! asked for (and, for directories, by the number of files that are looked at).
@@ -100,14 +100,14 @@ impl Sources {
         }
     }
 
-    /// How many files and devices there are.
+    /// The number of files and devices.
     pub fn files(&self) -> usize {
         self.sources.len()
     }
 
     /// Calls `each` with `count` blocks (all if there are fewer): one from each of `count` equal
-    /// stretches, at a place within it that depends on nothing but its number. The end of a file is
-    /// filled up with zeros, as a file system would.
+    /// stretches, at a place that depends only on the stretch's number. Zeros fill up the last
+    /// block of a file, as in a file system.
     pub fn sample(&mut self, count: u64, mut each: impl FnMut(&[u8; BLOCK_SIZE])) {
         let count = count.min(self.blocks);
         let mut block = [0; BLOCK_SIZE];
@@ -157,15 +157,15 @@ fn scatter(n: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// What one algorithm makes of the blocks it is shown.
+/// How one algorithm compresses the blocks that it is shown.
 pub struct Trial {
     codec: Codec,
     out: Box<[u8; BLOCK_SIZE]>,
     /// Blocks shown.
     pub blocks: u64,
-    /// Blocks that need no record.
+    /// Same-filled blocks, which need no record.
     pub same: u64,
-    /// Blocks kept as they are.
+    /// Blocks stored uncompressed.
     pub raw: u64,
     /// Bytes of memory: records with their headers, and index entries.
     pub memory: u64,
@@ -184,7 +184,7 @@ impl Trial {
         }
     }
 
-    /// Shows it a block.
+    /// Compresses a block, and counts the result.
     pub fn show(&mut self, block: &[u8; BLOCK_SIZE]) {
         self.blocks += 1;
         self.memory += INDEX_ENTRY;

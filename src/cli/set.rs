@@ -11,13 +11,13 @@ use clap::Args;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// How long a change may take: a lower limit has memory cleaned first.
+/// How long a change may take: memory is cleaned before a lower limit holds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often it is asked how far something is.
+/// The time between two questions about progress.
 const ASK: Duration = Duration::from_millis(50);
 
-/// What can be changed while a volume is up.
+/// The keys that can be changed while a volume is up.
 const KEYS: [&str; 10] = [
     "ram-limit",
     "ram-min",
@@ -33,12 +33,13 @@ const KEYS: [&str; 10] = [
 
 /// Change a running volume: ram-limit=1G, size=8G (sizes grow, never shrink)
 ///
-/// ram-limit=auto has the limit adapt from then on, within ram-min=BYTES and ram-max=BYTES.
+/// ram-limit=auto adapts the limit from then on, between ram-min=BYTES and ram-max=BYTES.
 ///
-/// In memory: recompress=now|idle|off (now: everything that was not read lately, once; waits for
-/// it). With a log: writeback=on|off (off: only when it is drained or nearly full),
-/// writeback-threshold=PERCENT, writeback-window=BYTES, commit-interval=MILLISECONDS (after which
-/// idle data is made durable), log-cache=PERCENT (of the log, for what the backing store has, too).
+/// In memory: recompress=now|idle|off (now: everything that was not read lately, once; waits until
+/// that is done). With a log: writeback=on|off (off: only for a drain or a nearly full log),
+/// writeback-threshold=PERCENT, writeback-window=BYTES, commit-interval=MILLISECONDS (without a
+/// change, until changes in memory are committed), log-cache=PERCENT (of the log, for a read
+/// cache).
 #[derive(Args)]
 pub struct Set {
     /// Name of the volume
@@ -84,7 +85,7 @@ impl Set {
     }
 }
 
-/// Waits until all is recompressed, and says what came of it since `before`.
+/// Waits until recompression ends, and prints what it saved since `before`.
 fn wait(client: &Client, name: &str, before: &Stats) -> Result<()> {
     let progress_line = ProgressLine::new();
     loop {

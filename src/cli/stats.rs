@@ -16,8 +16,8 @@ use std::time::Instant;
 pub struct Stats {
     /// Name of the volume
     name: String,
-    /// How to print them: for people, as JSON, for Prometheus, or in the layout of /proc/ramzswap,
-    /// of `zramconfig --stats`, or of a zram device's mm_stat, io_stat and bd_stat
+    /// A table, JSON, Prometheus' format, or the layout of /proc/ramzswap, of `zramconfig --stats`,
+    /// or of a zram device's mm_stat, io_stat and bd_stat
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
 }

@@ -24,7 +24,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Status {
     /// Name of the volume [default: all that are up]
     name: Option<String>,
-    /// Print JSON, with everything that is counted
+    /// Print JSON with all counters
     #[arg(long)]
     json: bool,
 }
@@ -62,10 +62,10 @@ impl Status {
     }
 }
 
-/// Says what is wrong with volumes that were looked at.
+/// Prints all errors of the volumes but the last, which it returns.
 ///
 /// # Errors
-/// Anything is: the last of it.
+/// The last of `wrong`, if there is one.
 pub(super) fn told(mut wrong: Vec<Error>) -> Result<()> {
     let Some(last) = wrong.pop() else { return Ok(()) };
     for error in wrong {
@@ -129,14 +129,14 @@ fn text(status: &control::Status) -> String {
         let area =
             device.map(|area| format!("{} of {} used, ", human(area.used), human(area.size)));
         rows.push(("swap", format!("{}priority {priority}", area.unwrap_or_default())));
-        // What spills says so by itself.
+        // The rows of a spill device report that themselves.
         let warning = short(stats).filter(|_| plan.spill.is_none());
         rows.extend(warning.map(|text| ("WARNING", text)));
     }
     output::pairs(&rows)
 }
 
-/// When cold data is recompressed, as people write it.
+/// When cold data is recompressed, as the settings spell it.
 pub(super) fn recompress(when: Recompress) -> &'static str {
     match when {
         Recompress::Idle => "idle",
@@ -144,7 +144,7 @@ pub(super) fn recompress(when: Recompress) -> &'static str {
     }
 }
 
-/// What is compressed together.
+/// How much is compressed in clusters.
 pub(super) fn together(stats: &Stats) -> String {
     let blocks = stats.blocks_clustered * crate::BLOCK_SIZE as u64;
     let now = if stats.recompressing { ", under way" } else { "" };
@@ -160,7 +160,7 @@ pub(super) fn together(stats: &Stats) -> String {
     }
 }
 
-/// What there is to say of a spill device.
+/// The rows about a spill device.
 fn spilled(stats: &Stats, spill: &SpillPlan, segment: u32) -> Vec<(&'static str, String)> {
     let (used, slots) = (stats.spill_slots_used, stats.spill_slots);
     let mut rows = vec![
@@ -206,12 +206,12 @@ pub(super) fn spill_limit(spill: &SpillPlan) -> String {
     }
 }
 
-/// What to say of swap whose memory will be full before it is, as its content compresses now.
+/// A warning for swap whose memory will be full before the swap is, at the present compression.
 fn short(stats: &Stats) -> Option<String> {
     let Stats { mem_used_bytes: used, ram_limit_bytes: limit, disk_size_bytes: size, .. } = *stats;
     let held = stats.orig_data_bytes + stats.blocks_same * crate::BLOCK_SIZE as u64;
     let holds = (u128::from(held) * u128::from(limit) / u128::from(used.max(1))) as u64;
-    // A small part of a store says little of what follows.
+    // A small sample says little about the data that follows.
     (used > limit / 4 && holds < size / 100 * 95).then(|| {
         format!(
             "memory will be full with {} of {} in use: give a higher ram-limit (`ztier set`)",
@@ -221,11 +221,11 @@ fn short(stats: &Stats) -> Option<String> {
     })
 }
 
-/// How a volume is: in one word, and why.
+/// The health of a volume in one word, and the reasons.
 fn state(stats: &Stats) -> String {
     let troubles = stats.troubles(time::now());
     let text = |trouble: Trouble| match trouble.about {
-        // It has a line of its own.
+        // Drive errors have rows of their own.
         About::Drive(role, ..) => format!("the {} drive has failed requests", role.name()),
         _ => trouble.text,
     };
@@ -235,7 +235,7 @@ fn state(stats: &Stats) -> String {
     format!("{}{colon}{}", stats.health.name(), texts.join("; "))
 }
 
-/// What has failed on drives, a line each.
+/// The rows about drives with failed requests, one each.
 fn drive_errors(stats: &Stats) -> impl Iterator<Item = (&'static str, String)> {
     stats.drives.iter().map(|drive| ("drive errors", drive.to_string()))
 }
@@ -254,7 +254,7 @@ fn daemon_of(status: &control::Status) -> String {
     format!("process {}, ztier {}, up for {up}", status.pid, status.version)
 }
 
-/// A volume that is its backing store.
+/// The text for a passthrough volume.
 fn passthrough(status: &control::Status, backing: &Path) -> String {
     let mut rows = vec![
         ("volume", status.plan.name.clone()),
@@ -277,7 +277,7 @@ fn passthrough(status: &control::Status, backing: &Path) -> String {
     output::pairs(&rows)
 }
 
-/// The copies of a backing store's blocks.
+/// What the read cache holds.
 fn cache(stats: &Stats) -> String {
     let Some(cache) = stats.cache.filter(|cache| cache.limit_bytes > 0) else {
         return "none".into();
@@ -307,7 +307,7 @@ fn cache(stats: &Stats) -> String {
     text
 }
 
-/// A volume with a log.
+/// The text for a volume with a log.
 fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
     let dirty = human(log.blocks_dirty * crate::BLOCK_SIZE as u64);
     let written = match log.asked_bytes {
@@ -351,7 +351,7 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
     output::pairs(&rows)
 }
 
-/// What the log has of the backing store.
+/// How much of the backing store's content the log keeps for reads.
 fn kept(plan: &LogPlan, log: &LogStats) -> String {
     if plan.keep_percent == 0 && log.blocks_clean == 0 {
         return "nothing of what the backing store has".into();
@@ -398,7 +398,7 @@ fn alone(log: &LogStats, lost: u64) -> String {
     }
 }
 
-/// Where data is durable, which a log that has failed changes.
+/// Where data is durable: elsewhere once the log has failed.
 fn durable(log: &LogStats) -> String {
     let failed = with(" at", log.failed_unix_s);
     match (log.failed, log.rescuing, log.through) {
@@ -418,7 +418,7 @@ fn durable(log: &LogStats) -> String {
     }
 }
 
-/// The first blocks that cannot be read.
+/// The ranges of lost blocks; of many, the first.
 fn lost(stats: &Stats) -> String {
     match (stats.log_lost_blocks.len(), stats.log_loss_noted) {
         (0, _) => "none".into(),
@@ -484,7 +484,7 @@ mod tests {
             mem_used_bytes: used << 20,
             ..Stats::default()
         };
-        // Three bytes in one: 3 GiB of 4.
+        // Data compresses to a third: memory holds 3 GiB of 4.
         let text = short(&stats(1536, 512)).unwrap_or_default();
         assert!(text.starts_with("memory will be full with 3 GiB of 4 GiB in use"), "{text}");
         assert_eq!(short(&stats(2048, 512)), None);

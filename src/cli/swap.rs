@@ -15,17 +15,17 @@ use std::time::Duration;
 
 /// How long making swap may take.
 const PATIENCE_TO_BEGIN: Duration = Duration::from_secs(300);
-/// How long ending it may take: a little longer than the daemon lets it.
+/// How long ending it may take: a little longer than the daemon's own bound.
 const PATIENCE_TO_END: Duration = Duration::from_secs(END_ALONE.as_secs() + 60);
-/// How often to look how much is still to come.
+/// How often progress is shown.
 const GLANCE: Duration = Duration::from_millis(100);
 
-/// What `vm.page-cluster` is best, measured (docs/swap.md).
+/// The best `vm.page-cluster`, measured (docs/swap.md).
 pub(super) const PAGE_CLUSTER: u64 = 5;
-/// What `vm.swappiness` is best, measured (docs/swap.md).
+/// The best `vm.swappiness`, measured (docs/swap.md).
 pub(super) const SWAPPINESS: u64 = 100;
 
-/// A value for a setting of the machine.
+/// A value for a sysctl of the machine, or to keep it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Setting {
     Keep,
@@ -33,7 +33,7 @@ pub(super) enum Setting {
 }
 
 impl Setting {
-    /// The value; `best` when the user gave none, and `None` when it shall stay.
+    /// The value to set: `best` if the user gave none; `None` keeps the present one.
     pub(super) fn or(asked: Option<Self>, best: u64) -> Option<u64> {
         match asked {
             None => Some(best),
@@ -63,24 +63,23 @@ impl Setting {
 
 /// Make the device of a volume swap space, and use it
 ///
-/// Sets vm.page-cluster and vm.swappiness to what suits such a device, until `ztier swapoff`. A
-/// volume that holds anything is refused. Swap is the whole machine's.
+/// Sets vm.page-cluster and vm.swappiness to suit the device, until `ztier swapoff`. Refuses a
+/// volume that holds data. Swap serves the whole machine.
 #[derive(Args)]
 pub struct On {
     /// Name of the volume
     name: String,
-    /// Priority, 0 to 32767; swap of a higher one is used first
+    /// Priority, 0 to 32767; the highest is used first
     #[arg(long, value_name = "N", default_value_t = DEFAULT_PRIORITY,
           value_parser = clap::value_parser!(i32).range(0..=HIGHEST_PRIORITY as i64))]
     priority: i32,
-    /// What vm.page-cluster is meanwhile: the power of two of the pages that are read at once
-    /// [default: 5]
+    /// vm.page-cluster meanwhile: log2 of the pages read at once [default: 5]
     #[arg(long, value_name = "N|keep", value_parser = Setting::page_cluster)]
     page_cluster: Option<Setting>,
-    /// What vm.swappiness is meanwhile, 0 to 200 [default: 100]
+    /// vm.swappiness meanwhile, 0 to 200 [default: 100]
     #[arg(long, value_name = "N|keep", value_parser = Setting::swappiness)]
     swappiness: Option<Setting>,
-    /// Overwrite what is on the device, and do without what makes the daemon safe for swap
+    /// Overwrite what is on the device, and go on without what makes the daemon safe for swap
     #[arg(long)]
     force: bool,
     /// Print JSON
@@ -113,13 +112,13 @@ impl On {
 
 /// Take a volume out of use as swap
 ///
-/// What is swapped out comes back to memory; that is refused when memory lacks the room. The volume
-/// stays up.
+/// Pages that are swapped out come back to memory; refused if memory has no room for them. The
+/// volume stays up.
 #[derive(Args)]
 pub struct Off {
     /// Name of the volume
     name: String,
-    /// Try it also when memory seems to lack the room; the kernel may have to end programs
+    /// Also when memory seems to have no room; the kernel may have to end programs
     #[arg(long)]
     force: bool,
     /// Print JSON
@@ -166,7 +165,7 @@ fn remarks(name: &str, done: &Swapping) {
     }
 }
 
-/// Settings that went from one value to another, in words.
+/// The settings that changed, with their values before and after.
 pub(super) fn changed(settings: &[Tuned], way: impl Fn(&Tuned) -> (u64, u64)) -> String {
     let one = |tuned: &Tuned| {
         let (from, to) = way(tuned);

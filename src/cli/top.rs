@@ -1,6 +1,6 @@
 //! `ztier top`: all volumes as they are at this moment, on a terminal or in lines.
 //!
-//! Invariant: one thread, which waits in one place alone ([`Survey::wait`]): for answers, keys,
+//! Invariant: the one thread waits in one place alone ([`Survey::wait`]), for answers, keys,
 //! signals and the next look. No daemon can hold it up.
 
 mod details;
@@ -26,7 +26,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 use terminal::{Asked, Signals, Terminal};
 
-/// How long a look waits for a daemon before it is shown without its answer.
+/// How long a look waits for a daemon's answer before it is shown without it.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// The shortest and the longest interval, in seconds.
 const INTERVALS: (f64, f64) = (0.1, 3600.0);
@@ -38,16 +38,16 @@ const INTERVALS: (f64, f64) = (0.1, 3600.0);
                         s changes the order, Ctrl-L draws all anew."
 )]
 pub struct Top {
-    /// Seconds from one look to the next
+    /// Seconds between two samples
     #[arg(long, short, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     interval: Duration,
-    /// End after so many looks
+    /// End after N samples
     #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Print one look, over one interval; so it is when the output is no terminal
+    /// Print one sample, over one interval; the default when the output is not a terminal
     #[arg(long, conflicts_with = "count")]
     once: bool,
-    /// Print JSON, with everything that is counted
+    /// Print JSON with all counters
     #[arg(long, requires = "once")]
     json: bool,
 }
@@ -94,7 +94,7 @@ impl Top {
         Ok(())
     }
 
-    /// Shows looks on the terminal until the user ends it, or there were as many as asked for.
+    /// Shows looks on the terminal until the user ends it, or `--count` is reached.
     fn watch(&self, survey: Survey, look: &Look) -> Result<()> {
         let signals = Signals::catch()?;
         let terminal = Terminal::enter()?;
@@ -108,7 +108,7 @@ impl Top {
             looks: 0,
         };
         let ended = watch.run(self.interval, self.count);
-        drop(watch); // an error is to be read on the terminal as it was
+        drop(watch); // gives the terminal back before an error is printed
         ended
     }
 }
@@ -133,7 +133,8 @@ impl Watch<'_> {
             if now >= next {
                 self.survey.take();
                 self.survey.ask()?;
-                // Looks that were missed, as when we were stopped, are not made up for.
+                // Looks that were missed, for example while this process was stopped, are not made
+                // up for.
                 next = (next + interval).max(now + interval / 2);
                 asking = true;
             }
@@ -153,7 +154,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Draws all; `false` when the terminal is gone.
+    /// Draws the screen; `false` when the terminal is gone.
     fn draw(&mut self) -> bool {
         let (columns, rows) = self.terminal.size();
         let size = Size { columns, rows: Some(rows) };
@@ -162,8 +163,8 @@ impl Watch<'_> {
         self.terminal.draw(lines.collect()).is_ok()
     }
 
-    /// Waits until `until`, or until something comes, and does what that asks for. Says whether
-    /// that was the end.
+    /// Waits until `until` or an event, and handles the event. Returns whether the user has ended
+    /// the program.
     fn wait(&mut self, until: Instant) -> Result<bool> {
         let keys = self.terminal.keys();
         let others: Vec<_> = std::iter::once(self.signals.as_fd()).chain(keys).collect();

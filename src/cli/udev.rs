@@ -1,8 +1,8 @@
 //! `ztier udev`: what a block device is to the volumes of this machine, for the rules of udev.
 //!
-//! Invariants: no daemon is asked, and nothing is looked at that could hang (only files of ours,
-//! `/sys`, and nodes below `/dev`); what can't be read is skipped, so that the device may belong to
-//! no volume, and is no error.
+//! Invariants: this asks no daemon, and looks at nothing that could hang (only at our own files,
+//! `/sys`, and nodes below `/dev`); what can't be read is skipped without an error, and the device
+//! may then seem to belong to no volume.
 
 use super::output;
 use crate::config::{Paths, Settings};
@@ -50,12 +50,12 @@ struct Device {
     kernel: PathBuf,
     /// Its paths, and those of the disk that it is a partition of.
     names: BTreeSet<PathBuf>,
-    /// The numbers of the same.
+    /// The device numbers of these names.
     numbers: BTreeSet<u64>,
 }
 
 impl Device {
-    /// The device `path`, which has `links` besides.
+    /// The device at `path`, with the further names `links`.
     fn of(path: &Path, links: &str) -> Self {
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let kernel = PathBuf::from(path.file_name().unwrap_or_default());
@@ -70,8 +70,8 @@ impl Device {
         self.names.contains(path) || number(path).is_some_and(|n| self.numbers.contains(&n))
     }
 
-    /// The volume whose device this is: told from its first event on by the file behind a loop
-    /// device, or the mark that the ublk driver has of it.
+    /// The volume that is served as this device. The file behind a loop device, or the mark that
+    /// the ublk driver keeps, tells from the device's first event on.
     fn volume(&self, paths: &Paths) -> Option<String> {
         if let Some(number) = self.kernel.to_str()?.strip_prefix("ublkb") {
             let number = number.parse().ok()?;
@@ -84,8 +84,8 @@ impl Device {
         Some(name.to_owned())
     }
 
-    /// The volume that has this as a drive, and as which: of those that are up, and of those that
-    /// may come up.
+    /// The volume that uses this device as a drive, and the drive's role, among volumes that are up
+    /// and those that may come up.
     fn below(&self, paths: &Paths) -> Option<(String, &'static str)> {
         let role = |log: Option<&PathBuf>, backing: Option<&PathBuf>, spill: Option<&PathBuf>| {
             let drives = [(log, "log"), (backing, "backing"), (spill, "spill")];
@@ -139,7 +139,7 @@ fn disk_of(kernel: &Path) -> Option<PathBuf> {
     place.parent()?.file_name().map(PathBuf::from)
 }
 
-/// The number of a block device; of nothing that is not below `/dev`.
+/// The number of a block device below `/dev`.
 fn number(path: &Path) -> Option<u64> {
     let meta = path.starts_with("/dev").then(|| fs::metadata(path).ok())??;
     meta.file_type().is_block_device().then(|| meta.rdev())

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 /// Make a volume and offer it as a block device or over NBD
 ///
 /// Without --size, --backing and --log the settings come from NAME.toml in the configuration
-/// directory. Prints what to open, one a line, once it is usable.
+/// directory. Once the volume is usable, prints what to open, one a line.
 #[derive(Args)]
 pub struct Up {
     /// Name of the volume
@@ -29,96 +29,93 @@ pub struct Up {
     /// Size of the device, like 3G or 512M: a multiple of 4096, up to 16T
     #[arg(long, value_name = "BYTES")]
     size: Option<Amount>,
-    /// A slow drive or file to speed up: by copies in memory, with --log by an SSD, too. Its
-    /// content stays, and is the volume's
+    /// Slow drive or file to speed up, with copies in memory and, with --log, an SSD. Its content
+    /// stays and is the volume's
     #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
     backing: Option<PathBuf>,
-    /// The fast drive or file that takes changes first. It is overwritten, but one that holds
-    /// something known (a file system, a partition table) only with --wipe
+    /// Fast drive or file that takes changes first. It is overwritten; if it holds something known
+    /// (a file system, a partition table), only with --wipe
     #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
     log: Option<PathBuf>,
-    /// With --log FILE: make the file, of this size, if it is not there
+    /// With --log FILE: make the file with this size if it is missing
     #[arg(long, value_name = "BYTES")]
     log_size: Option<Amount>,
-    /// With a log: acknowledge each write when it is durable
+    /// With a log: acknowledge each write only when it is durable
     #[arg(long)]
     sync: bool,
-    /// With a log: whether writeback runs by itself; off: only when it is drained or nearly full
+    /// With a log: whether writeback runs by itself; off: only for a drain or a nearly full log
     /// [default: on]
     #[arg(long, value_parser = switch())]
     writeback: Option<bool>,
-    /// With a log: percent of it that may fill before writeback runs beside foreground work
-    /// [default: 50]
+    /// With a log: percentage in use above which writeback runs beside foreground work [default:
+    /// 50]
     #[arg(long, value_name = "PERCENT")]
     writeback_threshold: Option<u64>,
-    /// With a log: how much one pass of writeback takes from a log that is nearly empty
-    /// [default: 64M]
+    /// With a log: size of one writeback pass while the log is nearly empty [default: 64M]
     #[arg(long, value_name = "BYTES")]
     writeback_window: Option<Amount>,
-    /// With a log: milliseconds without a change after which what is in memory is made durable
+    /// With a log: milliseconds without a change after which changes in memory are committed
     /// [default: 1000]
     #[arg(long, value_name = "MILLISECONDS")]
     commit_interval: Option<u64>,
-    /// With a log: percent of it that may be used as a read cache, which is still there after a
-    /// restart; 0 for none, at most 50 [default: 25]
+    /// With a log: percentage of it for a read cache, which outlives restarts; 0 for none, at most
+    /// 50 [default: 25]
     #[arg(long, alias = "log-keep", value_name = "PERCENT")]
     log_cache: Option<u64>,
-    /// With a log or --spill: overwrite what is on its drive, unless that is a log with data
+    /// With --log or --spill: overwrite what is on the drive, unless it is a log with data
     #[arg(long)]
     wipe: bool,
-    /// With a log that holds data: accept that the backing store is another drive now, a copy with
-    /// the same content
+    /// With a log that holds data: accept another drive as backing store, a copy with the same
+    /// content
     #[arg(long)]
     moved: bool,
-    /// With a log: go on although parts of it are damaged; what they held is lost
+    /// With a damaged log: go on without the damaged parts; their data is lost
     #[arg(long)]
     accept_loss: bool,
-    /// With a log that holds data: put it over a backing store that was changed by itself since;
-    /// what was changed there is lost or mixed with it
+    /// With a log that holds data: write it over a backing store that was changed without the log;
+    /// those changes are lost or mixed with the log's
     #[arg(long)]
     accept_changed_backing: bool,
-    /// With a log that is older than this machine has seen it (a copy, a snapshot): go on with it;
-    /// what was written since is lost
+    /// With a log older than the one that this machine has seen (a copy, a snapshot): go on with
+    /// it; what was written since is lost
     #[arg(long)]
     accept_older_log: bool,
     /// With a log that is gone or damaged: go on from the backing store's own state, which `up`
-    /// then tells; what only that log held is lost
+    /// reports; data that only the log held is lost
     #[arg(long, alias = "abandon-log")]
     discard_log: bool,
     /// Limit on all memory of the volume, like 512M, or 25% of the machine's (or cgroup's) memory
     /// [default: what the size takes if nothing shrinks, at most half of that memory]. With
-    /// --backing: on compressed copies of its blocks, 0 for none [default: 10%]. `auto`: it adapts
-    /// to what the machine and the volume need, within --ram-min and --ram-max
+    /// --backing: limit on compressed copies, 0 for none [default: 10%]. `auto`: adapts to the
+    /// machine and the volume, between --ram-min and --ram-max
     #[arg(long, value_name = "BYTES|%|auto")]
     ram_limit: Option<Limit>,
-    /// With --ram-limit auto: the lowest that it may be [default: what the volume needs to work;
-    /// with --backing 1%]
+    /// With --ram-limit auto: the lower bound [default: what the volume needs to work; with
+    /// --backing 1%]
     #[arg(long, value_name = "BYTES|%")]
     ram_min: Option<Amount>,
-    /// With --ram-limit auto: the highest that it may be [default: the limit that is the default
-    /// without; with --backing 50%]
+    /// With --ram-limit auto: the upper bound [default: that of --ram-limit; with --backing 50%]
     #[arg(long, value_name = "BYTES|%")]
     ram_max: Option<Amount>,
-    /// Where the coldest data goes that memory has no room for: a device or file, which is
-    /// overwritten if it holds nothing known
+    /// Device or file for the coldest data once memory is full; it is overwritten if it holds
+    /// nothing known
     #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
     spill: Option<PathBuf>,
-    /// With --spill FILE: make the file, of this size, if it is not there
+    /// With --spill FILE: make the file with this size if it is missing
     #[arg(long, value_name = "BYTES")]
     spill_size: Option<Amount>,
-    /// Take files for log and spill device that other users can read or write
+    /// Accept files for log and spill device that other users can read or write
     #[arg(long)]
     allow_readable: bool,
-    /// With --spill: how much may be written there a day on average, like 20G; within 24 hours up
-    /// to twice that, and each start of the daemon begins a new day
+    /// With --spill: the most to write there a day on average, like 20G; up to twice that within 24
+    /// hours, and each start of the daemon begins a new day
     #[arg(long, value_name = "BYTES")]
     spill_daily: Option<Amount>,
     /// How blocks are compressed [default: lz4]
     #[arg(long, value_parser = word::<Algorithm>(&["lz4", "zstd", "none"]))]
     algorithm: Option<Algorithm>,
-    /// When cold data is recompressed, neighbours together, which takes a quarter less: when the
-    /// volume and the machine are idle and before it goes down to --spill, or never by itself
-    /// [default: idle]
+    /// When cold data is recompressed, neighbouring blocks together, which saves a quarter: when
+    /// volume and machine are idle and before spilling, or never by itself [default: idle]
     #[arg(long, value_parser = word::<Recompress>(&["idle", "off"]))]
     recompress: Option<Recompress>,
     /// Unit in which memory is filled and cleaned: a power of two, 32K to 16M [default: 1M]
@@ -128,8 +125,9 @@ pub struct Up {
     /// or of the drive; else 4096]
     #[arg(long, value_name = "BYTES", value_parser = sector())]
     sector: Option<Sector>,
-    /// How to offer it: `ublk` (fast, outlives its daemon) and `fuse` are real block devices and
-    /// need root, `nbd` works without, `auto` takes the best that works here [default: auto]
+    /// How to offer the volume: `ublk` (fast, outlives its daemon) and `fuse` are real block
+    /// devices and need root, `nbd` works without root, `auto` takes the best that works here
+    /// [default: auto]
     #[arg(long, value_parser = word::<Choice>(&["auto", "ublk", "fuse", "nbd"]))]
     export: Option<Choice>,
     /// Serve NBD on this TCP address as well; a port alone means loopback. Every client that
@@ -147,24 +145,24 @@ pub struct Up {
     /// space, `ext4` makes a file system and mounts it; `down` undoes it
     #[arg(long = "use", value_name = "USE", value_parser = word::<Use>(&["swap", "ext4"]))]
     usage: Option<Use>,
-    /// With --use ext4: where it is mounted; made when missing
+    /// With --use ext4: the mount point; made if missing
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     mount: Option<PathBuf>,
-    /// With --use swap: priority, 0 to 32767; higher is used first [default: 100]
+    /// With --use swap: priority, 0 to 32767; the highest is used first [default: 100]
     #[arg(long, value_name = "N")]
     priority: Option<i32>,
-    /// Wait so long for the drives (--backing, --log, --spill) to appear
+    /// Wait this long for the drives (--backing, --log, --spill) to appear
     #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
     wait: u32,
-    /// Stay in the foreground until a signal or `ztier down`. A signal gives no data up: what only
-    /// memory holds is kept for `ztier restart`
+    /// Stay in the foreground until a signal or `ztier down`. After a signal, data that is only in
+    /// memory is kept for `ztier restart`
     #[arg(long)]
     foreground: bool,
     /// Only say what would be made and where data would be durable
     #[arg(long)]
     dry_run: bool,
-    /// Write the settings to NAME.toml in the configuration directory: with absolute paths, names
-    /// of drives that stay the same, and marks by which the drives are known again
+    /// Write the settings to NAME.toml in the configuration directory, with absolute paths, stable
+    /// names of drives, and marks that identify the drives
     #[arg(long)]
     save: bool,
     /// Print JSON
@@ -172,7 +170,7 @@ pub struct Up {
     json: bool,
 }
 
-/// A parser of fixed words, as the settings' file knows them.
+/// A parser of fixed words, spelled as in the settings file.
 pub(super) fn word<T: DeserializeOwned + Clone + Send + Sync + 'static>(
     words: &'static [&'static str],
 ) -> impl TypedValueParser<Value = T> {
@@ -233,7 +231,7 @@ impl Up {
             progress_line.end();
             made.take().into_iter().for_each(Made::keep);
             self.print_ready(&chosen, ready)?;
-            // A log that was given up has another one in its place.
+            // A discarded log has been replaced by another one.
             if self.save || self.discard_log && settings.log_uuid.is_some() {
                 self.save_settings(&settings, &paths)?
             }
@@ -262,7 +260,7 @@ impl Up {
         Ok(log.into_iter().chain(spill).collect())
     }
 
-    /// Refuses drives that are not those that the settings were saved with.
+    /// Refuses other drives than those that the settings were saved with.
     fn refuse_others(&self, settings: &Settings) -> Result<()> {
         let (log, backing) = (settings.log.as_deref(), settings.backing.as_deref());
         let log = log.filter(|_| !self.discard_log);
@@ -277,7 +275,7 @@ impl Up {
         })
     }
 
-    /// Refuses what only means something to a log or a spill device, where there is none.
+    /// Refuses flags for a log or a spill device if the volume has none.
     fn refuse_vain(&self, plan: &Plan) -> Result<()> {
         let of_log = [
             ("--moved", self.moved),
@@ -313,7 +311,7 @@ impl Up {
         Ok(())
     }
 
-    /// The flags; if none of them says what the volume is, over what its file says.
+    /// The settings from the flags; if no flag says what the volume is, completed from its file.
     fn settings(&self, paths: &Paths) -> Result<Settings> {
         let flags = Settings {
             size: self.size,
@@ -438,7 +436,7 @@ impl Up {
                 chosen.why
             ),
         });
-        // Standard output is that of the client, which has handed its socket over:
+        // Standard output belongs to the client, which has handed its socket over:
         // `nbdcopy [ ztier up … ] - | …`.
         if let plan::Export::Nbd { inherited: true, .. } = plan.export {
             ready.endpoints.iter().for_each(|endpoint| output::remark(endpoint));
@@ -526,7 +524,7 @@ impl Up {
     }
 }
 
-/// What there is to say of copies in memory.
+/// The text about copies in memory.
 fn copies(plan: &Plan) -> String {
     match plan.ram_limit_bytes {
         0 => String::new(),
@@ -559,7 +557,7 @@ fn role(plan: &Plan) -> (&'static str, &'static str) {
     }
 }
 
-/// What would be overwritten of drives and files that are there.
+/// What would be overwritten on existing drives and files.
 fn overwritten(plan: &Plan) -> Result<String> {
     Ok(match (&plan.log, &plan.spill) {
         (Some(log), _) if !log.log.exists() => "nothing".into(),
@@ -570,7 +568,7 @@ fn overwritten(plan: &Plan) -> Result<String> {
     })
 }
 
-/// What of a spill device would be overwritten.
+/// What would be overwritten on a spill device.
 fn spilled_over(plan: &Plan, spill: &plan::SpillPlan) -> Result<String> {
     let device = crate::device::SpillDevice {
         path: spill.device.clone(),
@@ -601,7 +599,7 @@ fn compression(plan: &Plan) -> String {
     format!("{algorithm}, segments of {}", exact(plan.segment_bytes.into()))
 }
 
-/// Under a service manager that hands sockets over, those are served instead of the default one.
+/// Serves the sockets that a service manager hands over, if any, in place of the default one.
 fn inherit_sockets(plan: &mut Plan, own_socket: bool) {
     let for_us = std::env::var("LISTEN_PID").is_ok_and(|pid| pid == std::process::id().to_string());
     if let plan::Export::Nbd { socket, inherited, .. } = &mut plan.export

@@ -1,8 +1,9 @@
-//! Compression of blocks, alone or some together, with state that is reused from block to block.
+//! Compression of blocks, alone or several together, with state that is reused from block to block.
 //!
-//! LZ4 through its C library, which is the fastest, by `LZ4_compress_fast_extState_fastReset`: it
-//! works in memory that is kept from block to block, and not on the stack. (Its table of 16 KiB is
-//! cleared for each block all the same: the library goes on with a used one for shorter inputs.)
+//! LZ4 is used through its C library, which is the fastest, by
+//! `LZ4_compress_fast_extState_fastReset`: this call works in memory that is kept from block to
+//! block, and not on the stack. (It still clears its table of 16 KiB for each block: the library
+//! reuses a table without clearing only for shorter inputs.)
 
 pub mod together;
 
@@ -10,7 +11,7 @@ use crate::BLOCK_SIZE;
 use serde::{Deserialize, Serialize};
 use std::ffi::{c_char, c_int, c_void};
 
-/// How blocks are compressed on their way in.
+/// How written blocks are compressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Algorithm {
@@ -19,14 +20,14 @@ pub enum Algorithm {
     Lz4,
     /// Zstandard, level 1: smaller, several times slower.
     Zstd,
-    /// Blocks are kept as they are (same-filled ones still take no memory).
+    /// Blocks are kept uncompressed (same-filled ones still take no memory).
     None,
 }
 
 /// How a payload is coded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coding {
-    /// The block as it is.
+    /// The block, uncompressed.
     Raw,
     /// One LZ4 block.
     Lz4,
@@ -34,15 +35,15 @@ pub enum Coding {
     Zstd,
     /// An 8-byte word that the block repeats.
     Fill,
-    /// Some neighbours together, so many of which own the record (1 to [`CLUSTER`]).
+    /// Neighbours compressed together; the number of blocks that own the record (1 to [`CLUSTER`]).
     Cluster(u8),
 }
 
-/// Blocks that a cluster has at most: aligned neighbours.
+/// The most blocks in a cluster: aligned neighbours.
 pub const CLUSTER: usize = 4;
-/// A block that saves less than this many bytes is kept as it is: reading it back is then a copy.
+/// A block that would save less than this many bytes is kept raw: reading it is then a copy.
 const WORTH: usize = 128;
-/// Longest payload that counts as shrunk.
+/// The longest payload that counts as shrunk.
 const SHRUNK_MAX: usize = BLOCK_SIZE - WORTH;
 
 const ZSTD_LEVEL: i32 = 1;
@@ -74,12 +75,12 @@ struct Zstd {
     decompress: zstd_safe::DCtx<'static>,
 }
 
-/// What became of a block.
+/// The result of encoding a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoded {
-    /// It repeats a 4-byte word; nothing needs to be stored.
+    /// The block repeats a 4-byte word; nothing needs to be stored.
     Same(u32),
-    /// So many bytes of payload were written.
+    /// This many bytes of payload were written.
     Payload(usize, Coding),
 }
 
@@ -91,7 +92,8 @@ impl Codec {
         let zstd = (algorithm == Algorithm::Zstd).then(|| Box::new(Zstd::new(ZSTD_LEVEL)));
         let mut codec = Self { algorithm, lz4: vec![0; bytes.div_ceil(8)], zstd };
         if algorithm == Algorithm::Zstd {
-            // Contexts take their memory at their first use: let that be now, when it is counted.
+            // Contexts allocate their memory at first use: use them now, so that `memory` counts
+            // it.
             let block = std::array::from_fn(|i| (i * i / 7) as u8);
             let (mut payload, mut back) = (vec![0; BLOCK_SIZE], Box::new([0; BLOCK_SIZE]));
             if let Encoded::Payload(len, coding) = codec.encode(&block, &mut payload) {
@@ -101,8 +103,8 @@ impl Codec {
         codec
     }
 
-    /// State for clusters alone, which has all memory that compressing them by zstd of these levels
-    /// takes; without any, it never compresses.
+    /// State for clusters alone, with all memory that compressing them by zstd at these levels
+    /// takes. With no levels, it is for decoding only.
     pub fn for_clusters(levels: &[i32]) -> Self {
         let zstd = Some(Box::new(Zstd::new(ZSTD_LEVEL)));
         let mut codec = Self { algorithm: Algorithm::None, lz4: Vec::new(), zstd };
@@ -114,7 +116,7 @@ impl Codec {
         codec
     }
 
-    /// How hard zstd tries from now on.
+    /// Sets the zstd level from now on.
     pub fn set_level(&mut self, level: i32) {
         let zstd = self.zstd.get_or_insert_with(|| Box::new(Zstd::new(level)));
         let set = zstd.compress.set_parameter(zstd_safe::CParameter::CompressionLevel(level));
@@ -151,8 +153,8 @@ impl Codec {
         Some(Encoded::Payload(len, coding))
     }
 
-    /// Compresses neighbouring blocks into `out`, as one frame of zstd, whatever the algorithm;
-    /// `None` if it does not fit.
+    /// Compresses neighbouring blocks into `out` as one zstd frame, whatever the algorithm; `None`
+    /// if it does not fit.
     pub fn shrink_together(
         &mut self,
         blocks: &[[u8; BLOCK_SIZE]],
@@ -201,13 +203,13 @@ impl Codec {
                 }
                 Err(_) => false,
             },
-            // That is no block's own.
+            // A cluster's payload is not that of one block.
             Coding::Cluster(_) => false,
         }
     }
 
-    /// Decodes one frame of zstd into neighbouring blocks; `false` when it is no encoding of so
-    /// many.
+    /// Decodes one zstd frame into neighbouring blocks; `false` when it does not encode exactly
+    /// `out.len()` blocks.
     pub fn decode_together(&mut self, frame: &[u8], out: &mut [[u8; BLOCK_SIZE]]) -> bool {
         let zstd = self.zstd.get_or_insert_with(|| Box::new(Zstd::new(ZSTD_LEVEL)));
         let len = out.len() * BLOCK_SIZE;
@@ -237,7 +239,7 @@ impl Zstd {
     }
 }
 
-/// Encodes a block that repeats a word, with `out` for a long one; `None` if it is no such block.
+/// Encodes a block that repeats a word, into `out` if the word is 8 bytes; `None` for other blocks.
 pub fn fold(block: &[u8; BLOCK_SIZE], out: &mut [u8]) -> Option<Encoded> {
     let word = repeated_word(block)?;
     let low = word as u32;
@@ -262,7 +264,7 @@ fn decode_lz4(payload: &[u8], out: &mut [u8; BLOCK_SIZE]) -> bool {
     n == BLOCK_SIZE as c_int
 }
 
-/// Writes `word` over and over.
+/// Fills `out` with `word`.
 pub fn fill(out: &mut [u8; BLOCK_SIZE], word: u64) {
     if word == 0 {
         out.fill(0);
@@ -272,8 +274,8 @@ pub fn fill(out: &mut [u8; BLOCK_SIZE], word: u64) {
     words.fill(word.to_le_bytes());
 }
 
-/// The 8-byte word that a block repeats, if it does. Most blocks that do not are told by a look at
-/// their last word.
+/// The 8-byte word that a block repeats, if it does. The last word alone rules out most blocks that
+/// do not.
 fn repeated_word(block: &[u8; BLOCK_SIZE]) -> Option<u64> {
     let (words, _) = block.as_chunks::<8>();
     let first = words[0];

@@ -2,14 +2,14 @@
 
 use super::Algorithm;
 
-/// Blocks are kept together if that saves at least one part in so many of what they take apart: a
-/// read of one of them decodes all.
+/// Blocks are kept together if that saves at least one part in this many of the bytes that they
+/// take apart: a read of one of them decodes all.
 const TOGETHER_PART: usize = 8;
 
-/// Whether it is worth trying to compress neighbouring blocks together: `backlog` bytes of a log
-/// wait for its drive, and `most` may be in memory. Zstd takes longer than LZ4, so it pays while
-/// the drive is the bottleneck. Where the drive keeps up, hardly anything waits; where it does not,
-/// memory is full, and at most half of it waits for a flush alone.
+/// Whether to try to compress neighbouring blocks together: `backlog` bytes of a log wait for its
+/// drive, and `most` may be in memory. Zstd takes longer than LZ4, so it pays while the drive is
+/// the bottleneck. A drive that keeps up leaves hardly anything waiting. With a drive that does
+/// not, memory is full, and at most half of that waits only for a flush.
 pub fn tries_together(algorithm: Algorithm, (backlog, most): (u64, u64)) -> bool {
     match algorithm {
         Algorithm::Zstd => true,
@@ -18,13 +18,13 @@ pub fn tries_together(algorithm: Algorithm, (backlog, most): (u64, u64)) -> bool
     }
 }
 
-/// Whether `together` bytes for some blocks are enough less than the `apart` that they take each
-/// for itself.
+/// Whether `together` bytes for some blocks save enough compared with the `apart` bytes that the
+/// blocks take separately.
 pub fn pays_together(together: usize, apart: usize) -> bool {
     together <= apart - apart.div_ceil(TOGETHER_PART)
 }
 
-/// The most bytes that a cluster may have of blocks that take so many apart: as above.
+/// The most bytes that a cluster may have if its blocks take `apart` bytes separately; as above.
 pub fn most_together(apart: u32) -> u32 {
     apart - apart.div_ceil(TOGETHER_PART as u32)
 }

@@ -45,22 +45,22 @@ pub struct Settings {
     /// Milliseconds without a change after which what is in memory is made durable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commit_interval: Option<u64>,
-    /// Percent of the log for what the backing store has, too. Before version 0.2: `log-keep`.
+    /// Percent of the log that may hold clean data. Before version 0.2: `log-keep`.
     #[serde(alias = "log-keep", skip_serializing_if = "Option::is_none")]
     pub log_cache: Option<u64>,
     /// Limit on all memory of the volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ram_limit: Option<Limit>,
-    /// The lowest that a limit that adapts may be.
+    /// Lower bound of a limit that adapts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ram_min: Option<Amount>,
-    /// The highest.
+    /// Upper bound of a limit that adapts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ram_max: Option<Amount>,
-    /// Where the coldest goes that memory has no room for.
+    /// The spill device, which takes the coldest data when memory is full.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spill: Option<PathBuf>,
-    /// Bytes that may be written there in a day.
+    /// Bytes that may be written to the spill device in a day.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spill_daily: Option<Amount>,
     /// How blocks are compressed.
@@ -87,13 +87,13 @@ pub struct Settings {
     /// Threads that serve requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<u32>,
-    /// What a volume in memory is made into.
+    /// How a volume in memory is used: as swap or as a file system.
     #[serde(rename = "use", skip_serializing_if = "Option::is_none")]
     pub usage: Option<Use>,
-    /// Where the file system is mounted that it is made into.
+    /// Where that file system is mounted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mount: Option<PathBuf>,
-    /// Priority of the swap space that it is made into.
+    /// Priority of that swap space.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
     /// Files for log and spill device may be readable or writable for other users.
@@ -102,8 +102,8 @@ pub struct Settings {
     /// UUID of the log, as 32 hexadecimal digits; a drive with another log is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_uuid: Option<String>,
-    /// Number of the backing store without a log, as 16 hexadecimal digits; another drive is
-    /// refused.
+    /// Id of the backing store of a volume without a log, as 16 hexadecimal digits; another drive
+    /// is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backing_id: Option<String>,
 }
@@ -147,7 +147,7 @@ impl Settings {
     /// Reads `path`; `Ok(None)` if there is no such file.
     ///
     /// # Errors
-    /// One line with the file, the line in it, what is wrong there and the nearest that would do.
+    /// One line with the file, the line number, what is wrong, and the nearest known word.
     pub fn load(path: &Path) -> Result<Option<Self>> {
         let shown = path.display();
         let meta = match fs::metadata(path) {
@@ -200,8 +200,8 @@ impl Settings {
         private::replace(path, &new, text.as_bytes(), true).context(what())
     }
 
-    /// These settings for a file: with names that a restart of the machine does not change, from
-    /// whichever directory the file is used, and with marks of the drives.
+    /// These settings for a file: with names of drives that survive a reboot, absolute paths, and
+    /// marks of the drives.
     ///
     /// # Errors
     /// A drive or file is gone, or its path is not UTF-8.
@@ -219,7 +219,7 @@ impl Settings {
         })
     }
 
-    /// The marks of the drives, if the settings know some.
+    /// The marks of the drives, as far as the settings have them.
     pub fn marks(&self) -> Marks {
         Marks { log: self.log_uuid.clone(), backing: self.backing_id.clone() }
     }

@@ -1,6 +1,6 @@
 //! Names of drives and files that a restart of the machine does not change, for saved settings.
 //!
-//! Invariant: a name leads to the same drive or file as the one it was made of.
+//! Invariant: a name leads to the same drive or file as the one it was made from.
 
 use super::paths::full;
 use crate::error::{Context, Result};
@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 /// Where udev names each disk and partition by its model, serial number or world-wide name.
 const BY_ID: &str = "/dev/disk/by-id";
 
-/// Names there that say less to a reader than others of the same drive do, or that name what is on
-/// the drive.
+/// Beginnings of the names there that come last: they say less to a reader than other names of the
+/// drive, or name what is on the drive.
 const LAST: [&str; 5] = ["wwn-", "nvme-eui.", "nvme-uuid.", "nvme-nvme.", "lvm-pv-"];
 
 /// The absolute name of a drive or file: for the kernel's name of a block device, like `/dev/sdb`,
@@ -38,7 +38,7 @@ fn lasting_in(path: &Path, by_id: &Path) -> Result<PathBuf> {
     Ok(id_of(&real, by_id).unwrap_or(given))
 }
 
-/// The link in a directory that leads to a device and says most about it.
+/// The link in `by_id` that leads to `device` and says most about it.
 fn id_of(device: &Path, by_id: &Path) -> Option<PathBuf> {
     let links = fs::read_dir(by_id).ok()?.flatten();
     let names = links.filter_map(|link| link.file_name().into_string().ok());

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
-/// The default limit on memory for copies of a backing store's blocks; and the default bounds of
+/// The default limit on memory for copies of a backing store's blocks, and the default bounds of
 /// one that adapts.
 const COPIES: Amount = Amount::Percent(10.0);
 const COPIES_MIN: Amount = Amount::Percent(1.0);
@@ -20,7 +20,7 @@ const COPIES_MAX: Amount = Amount::Percent(50.0);
 pub enum Limit {
     /// It adapts to what the machine and the volume need.
     Auto,
-    /// So much.
+    /// A fixed limit.
     At(Amount),
 }
 
@@ -71,7 +71,7 @@ impl<'de> Deserialize<'de> for Limit {
     }
 }
 
-/// Between which limits one that adapts may choose, in bytes.
+/// The bounds of a limit that adapts, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bounds {
     /// The lowest.
@@ -81,7 +81,7 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// The nearest limit to `bytes` that is inside.
+    /// The limit inside the bounds that is nearest to `bytes`.
     pub fn clamp(&self, bytes: u64) -> u64 {
         bytes.min(self.max_bytes).max(self.min_bytes)
     }
@@ -90,19 +90,19 @@ impl Bounds {
 /// The limits that a kind of volume can have, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// The least with which it works.
+    /// The lowest with which the volume works.
     pub least: u64,
-    /// The one that holds where none is given.
+    /// The default.
     pub default: u64,
-    /// What one that adapts begins with, as far as its bounds allow.
+    /// What a limit that adapts begins with, as far as its bounds allow.
     pub start: u64,
-    /// The bounds of one that adapts, where none are given.
+    /// The default bounds of a limit that adapts.
     pub bounds: Bounds,
 }
 
 impl Range {
-    /// Of a volume in memory of `size` bytes in segments of `segment` bytes, which may spill, and
-    /// whose front-end has buffers of so many bytes.
+    /// For a volume in memory of `size` bytes in segments of `segment` bytes, which may spill, and
+    /// whose front-end has `buffers` bytes of buffers.
     pub fn in_memory(size: u64, segment: u32, spills: bool, buffers: u64) -> Self {
         let least = match spills {
             true => device::min_ram_limit_above(size, segment),
@@ -111,12 +111,12 @@ impl Range {
         let least = least + buffers;
         let full = (least + device::ram_in_full(size)).next_multiple_of(1 << 20);
         let default = full.min(machine::memory_bytes() / 2).max(least);
-        // Memory is taken when it is needed, so that a high limit costs nothing to begin with.
+        // Memory is allocated when it is needed, so a high limit costs nothing at the start.
         let (start, bounds) = (u64::MAX, Bounds { min_bytes: least, max_bytes: default });
         Self { least, default, start, bounds }
     }
 
-    /// Of copies of what a backing store has.
+    /// For copies of a backing store's blocks.
     pub fn of_copies() -> Self {
         let memory = machine::memory_bytes();
         let least = device::CACHE_LIMIT_MIN;
@@ -132,24 +132,24 @@ impl Range {
 pub struct Given {
     /// The limit.
     pub limit: Option<Limit>,
-    /// The lowest that one that adapts may be.
+    /// Lower bound of a limit that adapts.
     pub min: Option<Amount>,
-    /// The highest.
+    /// Upper bound of a limit that adapts.
     pub max: Option<Amount>,
 }
 
 impl Given {
-    /// What settings say.
+    /// The limit and the bounds in `settings`.
     pub fn of(settings: &Settings) -> Self {
         Self { limit: settings.ram_limit, min: settings.ram_min, max: settings.ram_max }
     }
 
-    /// The limit to begin with in bytes, and the bounds of one that adapts. The caller, which
-    /// knows the volume, checks a fixed limit.
+    /// The initial limit in bytes, and the bounds of one that adapts. The caller, which knows the
+    /// volume, checks a fixed limit.
     ///
     /// # Errors
-    /// Bounds without a limit that adapts, or that contradict each other, the volume or the
-    /// machine.
+    /// Bounds of a limit that does not adapt, or bounds that contradict each other, the volume or
+    /// the machine.
     pub fn resolve(&self, range: &Range) -> Result<(u64, Option<Bounds>)> {
         let memory = machine::memory_bytes();
         if self.limit != Some(Limit::Auto) {
@@ -173,7 +173,7 @@ impl Given {
         }
     }
 
-    /// The bounds, with those of `base` where nothing is said.
+    /// The bounds that were given, with those of `base` for the others.
     ///
     /// # Errors
     /// As [`Self::resolve`].
@@ -208,7 +208,7 @@ impl Given {
             ))
             .hint("give a lower ram-min, or a higher ram-max"));
         }
-        // A bound that is not given gives way to one that is given and contradicts it.
+        // A default bound gives way to a given one that contradicts it.
         Ok(Bounds {
             min_bytes: min.unwrap_or(base.min_bytes.min(max.unwrap_or(u64::MAX))),
             max_bytes: max.unwrap_or(base.max_bytes.max(min.unwrap_or(0))),

@@ -1,4 +1,4 @@
-//! The durable log of a plan: how it works, and what that may be.
+//! The durable log of a plan: its settings and their limits.
 
 use super::file::Settings;
 use super::machine;
@@ -12,8 +12,8 @@ use std::path::PathBuf;
 /// The longest time until idle data is made durable, in milliseconds: a day.
 const LONGEST_INTERVAL_MS: u64 = 86_400_000;
 
-/// Which part of the memory that there is may hold changes that are not durable, and which part a
-/// window of writeback takes while the log is nearly empty.
+/// Changes that are not durable take at most an eighth of memory, a window of writeback in a log
+/// that is nearly empty at most a sixteenth.
 const WAITING_PART: u64 = 8;
 const WINDOW_PART: u64 = 16;
 
@@ -36,20 +36,20 @@ pub struct LogPlan {
     /// Milliseconds without a change after which what is in memory is made durable.
     #[serde(default = "one_second")]
     pub commit_interval_ms: u64,
-    /// Percent of the log for what the backing store has, too: 0 to 50.
+    /// Percent of the log that may hold clean data: 0 to 50.
     #[serde(default = "quarter")]
     pub keep_percent: u64,
     /// Overwrite what is on the log's drive, if it is no log.
     pub wipe: bool,
-    /// Take a copy of the backing store for it.
+    /// Accept a copy of the backing store in its place.
     pub moved: bool,
     /// Go on without durable chunks that are missing.
     pub accept_loss: bool,
-    /// Those without which the log was opened. A daemon that opens it again goes on without these,
-    /// and no others.
+    /// The losses that were accepted when the log was opened. A daemon that opens it again accepts
+    /// these, and no others.
     #[serde(default, skip_serializing_if = "Accepted::is_empty")]
     pub accepted: Accepted,
-    /// Go on without what a log held that cannot be used any more.
+    /// Go on without the data of a log that cannot be used any more.
     #[serde(default)]
     pub abandon: bool,
     /// Put the log over a backing store that was changed meanwhile.
@@ -61,7 +61,7 @@ pub struct LogPlan {
 }
 
 impl LogPlan {
-    /// A log that works as one does of which nothing else is said.
+    /// A log with default settings.
     pub(super) fn new(log: PathBuf, backing: PathBuf) -> Self {
         Self {
             log,
@@ -82,7 +82,7 @@ impl LogPlan {
         }
     }
 
-    /// One that works as settings say.
+    /// A log with these settings.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -119,8 +119,7 @@ impl LogPlan {
         Self::waiting_bytes() + self.policy().largest_window()
     }
 
-    /// How writeback works. Where there is little memory, a window is smaller than it was asked
-    /// for.
+    /// The policy of writeback. With little memory, a window is smaller than the setting.
     pub fn policy(&self) -> device::Policy {
         device::Policy {
             threshold_percent: self.writeback_threshold_percent,
@@ -129,8 +128,8 @@ impl LogPlan {
         }
     }
 
-    /// Forgets what was asked for once, for the drives as they were when the log was opened,
-    /// without what is `accepted`.
+    /// Clears the settings that were meant once, for the drives as they were when the log was
+    /// opened, and notes the losses that were `accepted`.
     pub(super) fn opened(&mut self, accepted: Accepted) {
         (self.wipe, self.moved, self.accept_loss, self.abandon) = (false, false, false, false);
         (self.accept_changed, self.accept_older) = (false, false);
@@ -140,7 +139,7 @@ impl LogPlan {
     /// Checks every number.
     ///
     /// # Errors
-    /// One line (usage) that names the first that is too large, and what to give instead.
+    /// One line (usage) that names the first number that is too large, and what to give instead.
     pub fn check(&self) -> Result<()> {
         let percent = self.writeback_threshold_percent;
         if percent > 100 {
@@ -149,7 +148,7 @@ impl LogPlan {
             ))
             .hint("give 0 to 100"));
         }
-        // It is multiplied as a log fills, which must fit.
+        // The window is multiplied as a log fills, and the product must fit.
         let window = self.writeback_window_bytes;
         if window > device::SIZE_MAX {
             return Err(Error::usage(format!(
@@ -200,7 +199,7 @@ mod tests {
         assert_eq!(refused, Err(why.to_owned()));
         assert!(plan(u64::MAX).is_err() && plan(device::SIZE_MAX + 1).is_err());
         assert!(plan(device::SIZE_MAX).is_ok_and(|p| p.writeback_window_bytes == device::SIZE_MAX));
-        // Of what it is multiplied by while the log fills, the most is 100.
+        // The largest factor while the log fills is 100.
         assert!(device::SIZE_MAX.checked_mul(100).is_some());
     }
 }

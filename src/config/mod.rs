@@ -1,7 +1,7 @@
-//! What a volume shall be: read from flags and TOML, checked, resolved.
+//! The settings of a volume: read from flags and TOML, checked, resolved.
 //!
-//! Invariant: a [`Plan`] exists only if every limit in [`plan`] and [`name`] holds; whatever is
-//! beyond it (the daemon, the engine) does not look again at what a person typed.
+//! Invariant: a [`Plan`] exists only if every limit in [`plan`] and [`name`] holds; the daemon and
+//! the engine do not check again what a user typed.
 
 pub mod file;
 pub mod lasting;

@@ -35,7 +35,7 @@ pub fn check(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The one of `known` that `word` was most likely meant to be, if any is near.
+/// The entry of `known` that is nearest to `word`, if any is near.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     known
         .into_iter()

@@ -16,7 +16,7 @@ pub struct Paths {
     pub run: PathBuf,
     /// `NAME.toml` files.
     pub config: PathBuf,
-    /// What is known of drives, also after a reboot.
+    /// Records about drives, which survive a reboot.
     pub state: PathBuf,
 }
 
@@ -35,9 +35,9 @@ pub struct VolumeFiles {
     pub control: PathBuf,
     /// The socket of the volume's memory holder.
     pub keep: PathBuf,
-    /// What a detached daemon has to say.
+    /// Messages of a detached daemon.
     pub log: PathBuf,
-    /// How far a daemon is that takes its time to come up.
+    /// Progress of a daemon that takes time to come up.
     pub step: PathBuf,
     /// The NBD socket, unless another is asked for.
     pub nbd: PathBuf,
@@ -70,8 +70,9 @@ impl Paths {
     /// gets mode 0700.
     ///
     /// # Errors
-    /// It can't be made, is no directory or a symbolic link, belongs to another user, or it is not
-    /// empty and others can write to it, or holds what no volume has and others can read it.
+    /// The run directory can't be made, is a symbolic link or no directory, or belongs to another
+    /// user; or others can write to it and it is not empty; or others can read it and it holds
+    /// files that no volume has.
     pub fn prepare(&self) -> Result<()> {
         let dir = &self.run;
         private::make_directory(dir)
@@ -139,8 +140,7 @@ impl Paths {
         self.config.join(format!("{name}.toml"))
     }
 
-    /// Names of which there is a file `NAME.END` in `dir`, with one of `ends`, each once and in
-    /// order.
+    /// The names with a file `NAME.END` in `dir`, for any of `ends`: each once, sorted.
     pub fn names_in(dir: &Path, ends: &[&str]) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(dir)
             .into_iter()
@@ -163,7 +163,8 @@ fn unfit(run: &Path, why: &str) -> Error {
         .hint("remove it, or set ZTIER_RUN_DIR to a directory of your own")
 }
 
-/// Whether a name in a run directory is one of [`VolumeFiles`], or of one that is being written.
+/// Whether a name in a run directory is one of [`VolumeFiles`], or of such a file while it is
+/// written.
 fn is_of_a_volume(file: &str) -> bool {
     const ENDS: [&str; 8] = ["lock", "json", "sock", "keep", "log", "step", "nbd", "fuse"];
     let file = file.strip_suffix(".new").unwrap_or(file);
@@ -171,8 +172,8 @@ fn is_of_a_volume(file: &str) -> bool {
     parts.is_some_and(|(name, end)| ENDS.contains(&end) && super::name::check(name).is_ok())
 }
 
-/// The directory that a variable names; else the system's for root, and for others one below what
-/// an XDG variable names or else below the home directory.
+/// The directory that `variable` names; else `system` for root; else one below the directory that
+/// the variable `xdg` names, or below the home directory.
 fn own(variable: &str, system: &str, xdg: &str, below_home: &str) -> Result<PathBuf> {
     if let Some(dir) = absolute(variable)? {
         return Ok(dir);
@@ -187,8 +188,8 @@ fn own(variable: &str, system: &str, xdg: &str, below_home: &str) -> Result<Path
     })
 }
 
-/// The path of something that a volume uses, from the root on. A daemon, its state file and the
-/// records of drives hold it as text.
+/// The absolute path of something that a volume uses. A daemon, its state file and the records of
+/// drives hold it as text.
 ///
 /// # Errors
 /// It is empty, or not UTF-8.

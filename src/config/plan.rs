@@ -27,14 +27,14 @@ pub const SMALLEST_SEGMENT: u32 = 32 << 10;
 pub const LARGEST_SEGMENT: u32 = 16 << 20;
 /// The default segment, in bytes.
 pub const DEFAULT_SEGMENT: u32 = 1 << 20;
-/// As many threads serve a volume at least that waits for a slow drive with each miss and write:
-/// else a few of those hold up all that is in memory.
+/// The fewest threads that serve a volume whose misses and writes wait for a slow drive: with
+/// fewer, a few of those would hold up hits in memory.
 const WAITING_THREADS: u32 = 8;
 /// The most threads that serve one volume.
 pub const MOST_THREADS: u32 = 256;
 const _: () = assert!(cfg!(shuttle) || MOST_THREADS as usize <= device::THREADS_MAX);
-/// Bytes of memory that a daemon takes besides what `ram-limit` is on: its program and stacks, and
-/// answers to commands.
+/// Bytes of memory that a daemon takes outside of `ram-limit`: its program and stacks, and answers
+/// to commands.
 const HEADROOM: u64 = 8 << 20;
 /// The longest path of a Unix socket, in bytes.
 const LONGEST_SOCKET: usize = 107;
@@ -139,7 +139,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As people write it.
+    /// The name in settings.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ublk => "ublk",
@@ -159,12 +159,12 @@ pub struct Plan {
     /// Limit on all memory of the volume, in bytes; of one with a backing store, on the memory for
     /// copies of its blocks.
     pub ram_limit_bytes: u64,
-    /// Where that adapts: between which bounds.
+    /// The bounds of a limit that adapts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ram_auto: Option<Bounds>,
     /// Bytes in a segment: a power of two, [`SMALLEST_SEGMENT`] to [`LARGEST_SEGMENT`].
     pub segment_bytes: u32,
-    /// The logical sector of the device; `None` until the volume is made, which may tell.
+    /// The logical sector of the device; `None`: making the volume decides.
     #[serde(default = "sector_of_old")]
     pub sector_bytes: Option<Sector>,
     /// How blocks are compressed.
@@ -179,16 +179,16 @@ pub struct Plan {
     /// The durable log, for a volume that has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<LogPlan>,
-    /// The drive that the volume is, for one that is nothing else.
+    /// The drive of a passthrough volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing: Option<PathBuf>,
-    /// Where the coldest goes that memory has no room for.
+    /// The spill device, which takes the coldest data when memory is full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spill: Option<SpillPlan>,
-    /// What a volume in memory is made into.
+    /// How a volume in memory is used: as swap or as a file system.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
-    /// The program that `ztier run` has the volume for, and with which it ends.
+    /// The program that `ztier run` made the volume for; the volume ends with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<Job>,
 }
@@ -198,7 +198,7 @@ pub struct Plan {
 pub struct SpillPlan {
     /// The device.
     pub device: PathBuf,
-    /// Bytes that may be written in a day; 0: as many as there are.
+    /// Bytes that may be written in a day; 0: no limit.
     pub daily_bytes: u64,
     /// Overwrite what is on the device.
     pub wipe: bool,
@@ -218,7 +218,7 @@ impl Plan {
         plan.check_memory().map(|()| plan)
     }
 
-    /// The same for a volume in memory.
+    /// Resolves a volume in memory.
     fn resolve_volatile(
         volume: &str,
         settings: &Settings,
@@ -275,8 +275,8 @@ impl Plan {
         Range::in_memory(self.size_bytes, self.segment_bytes, spills, buffers)
     }
 
-    /// Checks the limit on memory, for each role: the volume works with it, and there is so much
-    /// memory beside what daemon and log take.
+    /// Checks the limit on memory, for each role: the volume works with it, and there is enough
+    /// memory for it beside what daemon and log take.
     ///
     /// # Errors
     /// One line (usage) with the nearest limit that would do.
@@ -330,9 +330,9 @@ impl Plan {
         self.log.is_none() && self.backing.is_none()
     }
 
-    /// Forgets what was asked for once, for the drives as they were when the volume was made: not
-    /// for whatever is there when the next daemon comes. Its log was opened without what is
-    /// `accepted`.
+    /// Clears the settings that were meant once, for the drives as they were when the volume was
+    /// made, not for those that the next daemon finds. The losses in `accepted` were accepted when
+    /// its log was opened.
     pub fn made(&mut self, accepted: Accepted) {
         if let Some(log) = &mut self.log {
             log.opened(accepted);
@@ -365,7 +365,7 @@ impl Plan {
         Ok(Self { log: Some(next), ..plan })
     }
 
-    /// The same for a volume with a log.
+    /// Resolves a volume with a backing store, with or without a log.
     fn resolve_logged(
         volume: &str,
         settings: &Settings,
@@ -411,7 +411,7 @@ impl Plan {
         })
     }
 
-    /// The same for a volume that is its backing store.
+    /// Resolves a passthrough volume.
     fn resolve_passthrough(
         volume: &str,
         settings: &Settings,
@@ -448,13 +448,13 @@ impl Plan {
     }
 }
 
-/// The sector of all volumes before there was a choice.
+/// The sector of all volumes from before it was a setting.
 fn sector_of_old() -> Option<Sector> {
     Some(Sector::Block)
 }
 
-/// Bytes of memory that a front-end takes, as far as that is known beforehand: connections by NBD
-/// come and go, and most are small.
+/// Bytes of memory that a front-end takes, as far as that is known beforehand: NBD connections come
+/// and go, and most are small.
 fn buffers(kind: Kind, threads: u32) -> u64 {
     match kind {
         Kind::Ublk => buffers::ublk(threads.into()),
@@ -463,7 +463,7 @@ fn buffers(kind: Kind, threads: u32) -> u64 {
     }
 }
 
-/// The same of a block device, whichever it will be, of which nothing else is said.
+/// Bytes of memory that a block device's front-end takes by default, whichever kind it is.
 pub fn block_device_buffers() -> u64 {
     let threads = default_threads(2);
     buffers(Kind::Ublk, threads).max(buffers(Kind::Fuse, threads))
@@ -541,7 +541,7 @@ pub fn check_size(bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// A volume in memory alone has nothing to write back, and nothing of it is ever durable.
+/// Refuses settings of a log: a volume in memory writes nothing back, and is never durable.
 fn refuse_of_log(settings: &Settings) -> Result<()> {
     let given = [
         ("sync", settings.sync == Some(true)),
@@ -558,7 +558,7 @@ fn refuse_of_log(settings: &Settings) -> Result<()> {
     }
 }
 
-/// When cold data is recompressed: where blocks are to be kept as they are, only if that is said.
+/// When cold data is recompressed; with algorithm `none` only on request.
 fn recompress(settings: &Settings) -> Recompress {
     settings.recompress.unwrap_or(match settings.algorithm {
         Some(Algorithm::None) => Recompress::Off,
@@ -566,7 +566,7 @@ fn recompress(settings: &Settings) -> Recompress {
     })
 }
 
-/// What is behind a backing store has nothing to spill or to recompress.
+/// Refuses settings of spilling and recompressing: a volume with a backing store does neither.
 fn refuse_of_spill(settings: &Settings) -> Result<()> {
     if settings.recompress.is_some() {
         return Err(Error::usage("recompress is for a volume in memory alone")

@@ -9,14 +9,14 @@ use std::str::FromStr;
 /// Bytes, or a share of the machine's memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Amount {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
-    /// So many hundredths of the memory that this process may use, above 0 and at most 100.
+    /// Percent of the memory that this process may use, above 0 and at most 100.
     Percent(f64),
 }
 
 impl Amount {
-    /// The bytes, when percentages are of `whole`.
+    /// The amount in bytes; percentages are of `whole`.
     pub fn of(self, whole: u64) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,
@@ -103,7 +103,7 @@ pub fn exact(bytes: u64) -> String {
     bytes.to_string()
 }
 
-/// `bytes` for the eye: three digits and a unit, `2.71 GiB`, `640 KiB`, `17 B`.
+/// `bytes` for people: three digits and a unit, `2.71 GiB`, `640 KiB`, `17 B`.
 pub fn human(bytes: u64) -> String {
     let mut value = bytes as f64;
     let mut unit = "B";

@@ -1,7 +1,7 @@
 //! What a volume in memory is made into each time it comes up empty: swap, or a file system.
 //!
-//! Invariant: only a volume without a backing store has a [`Usage`], so nothing that lasts is ever
-//! overwritten by one.
+//! Invariant: only a volume without a backing store has a [`Usage`], so a use never overwrites data
+//! that is to last.
 
 use super::file::Settings;
 use super::paths::full;
@@ -53,7 +53,7 @@ pub(super) fn resolve(settings: &Settings, export: &Export) -> Result<Option<Usa
 /// Refuses a use for a volume with a log, whose backing store would be overwritten.
 ///
 /// # Errors
-/// There is one.
+/// The settings ask for a use, or name a part of one.
 pub(super) fn refuse_with_log(settings: &Settings) -> Result<()> {
     if settings.usage.is_none() {
         return refuse_rest(settings);

@@ -1,8 +1,8 @@
-//! The side that asked, while its request is at work.
+//! The connection to a caller whose request is being carried out.
 //!
-//! Invariants: a request that changes something changes nothing before [`Asking::agree`] has said
-//! that its caller still wants it; after that it is carried out, whatever becomes of the caller. So
-//! a caller that hangs up before it has said `go` knows that nothing was changed.
+//! Invariants: a request that changes something changes nothing before [`Asking::agree`] has
+//! confirmed that its caller still wants it; after that it is carried out, whatever becomes of the
+//! caller. So a caller that hangs up before it has sent `go` knows that nothing was changed.
 
 use super::protocol::{
     Envelope, LONGEST_REQUEST, Reply, Request, Word, boot_ms, receive_next, receive_whole, send,
@@ -14,13 +14,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// How long a caller may take to say `go`. Others may wait for what the request holds meanwhile.
+/// How long a caller may take to send `go`. The request may hold locks that others wait for.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A caller whose request is at work.
+/// The caller of a request that is being carried out.
 pub struct Asking<'a> {
     place: &'a Place<UnixStream>,
-    /// What came behind the last line.
+    /// Received bytes behind the last line.
     rest: Vec<u8>,
     /// When the caller gives up, in milliseconds of `CLOCK_BOOTTIME`.
     until_ms: Option<u64>,
@@ -30,10 +30,11 @@ pub struct Asking<'a> {
 }
 
 impl<'a> Asking<'a> {
-    /// Hears a request, which must have come by `deadline`.
+    /// Receives a request, which must arrive by `deadline`.
     ///
     /// # Errors
-    /// It does not come, is not understood, or too many of its kind are at work.
+    /// The request does not arrive, is not understood, or too many of its kind are being carried
+    /// out.
     pub(super) fn hear(place: &'a Place<UnixStream>, deadline: Instant) -> Result<(Request, Self)> {
         let mut rest = Vec::new();
         let Envelope { until_ms, body, .. } =
@@ -44,8 +45,8 @@ impl<'a> Asking<'a> {
         Ok((body, asking))
     }
 
-    /// The caller has said what it has to, and is not cut off any more, if `most` of its kind
-    /// leave room.
+    /// Marks the request as being carried out, if fewer than `most` of its kind are. From now on
+    /// its caller is not cut off for silence.
     fn begins(&self, most: usize) -> Result<()> {
         match self.place.works(self.kind as u8, most) {
             Heard::Begins => Ok(()),
@@ -62,17 +63,17 @@ impl<'a> Asking<'a> {
         self.polled(PollFlags::empty(), Duration::ZERO).intersects(PollFlags::HUP | PollFlags::ERR)
     }
 
-    /// Asks the caller whether the request still holds: everything is checked, and nothing was
-    /// changed. To be called right before the first change; a second call asks nothing.
+    /// Asks the caller whether it still wants the request: everything is checked, and nothing was
+    /// changed. Call this right before the first change; a second call asks nothing.
     ///
     /// # Errors
-    /// The caller has hung up, does not answer in time, or its deadline has passed. Then nothing
-    /// may be changed.
+    /// The caller has hung up, does not answer in time, or its deadline has passed. Then the
+    /// request must change nothing.
     pub fn agree(&mut self) -> Result<()> {
         if self.agreed {
             return Ok(());
         }
-        // A word that was said before anything was checked is worth no more than its deadline.
+        // A `go` from before the checks only counts until the caller's deadline.
         let early = !self.rest.is_empty() || self.says(Duration::ZERO);
         self.refuse_late()?;
         self.hear_go()
@@ -82,7 +83,7 @@ impl<'a> Asking<'a> {
         Ok(())
     }
 
-    /// What is to be done once the answer is out, or could not be delivered.
+    /// Sets work for after the answer was sent, or could not be delivered.
     pub fn afterwards(&mut self, work: impl FnOnce() + 'static) {
         self.after = Some(Box::new(work));
     }
@@ -101,8 +102,8 @@ impl<'a> Asking<'a> {
         Ok(())
     }
 
-    /// Says that everything is ready, and hears whether to go ahead. Whatever has come by the time
-    /// that this process looks counts: it may have been stopped meanwhile.
+    /// Tells the caller that everything is ready, and receives its `go`. All that has arrived when
+    /// this process looks counts: this process may have been stopped meanwhile.
     fn hear_go(&mut self) -> Result<()> {
         let stream = self.place.socket();
         send(stream, &Envelope::new(Reply::Ready(())), Instant::now() + PATIENCE)?;
@@ -113,12 +114,12 @@ impl<'a> Asking<'a> {
         let deadline = Instant::now() + PATIENCE;
         let word = receive_next(stream, &mut self.rest, LONGEST_REQUEST, deadline)?;
         match word {
-            // It was let in before.
+            // Its kind had room when it began.
             Word::Go {} => self.begins(usize::MAX),
         }
     }
 
-    /// Whether the caller says something within `patience`, be it that it hangs up.
+    /// Whether the caller sends anything or hangs up within `patience`.
     fn says(&self, patience: Duration) -> bool {
         !self.polled(PollFlags::IN, patience).is_empty()
     }

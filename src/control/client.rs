@@ -9,33 +9,33 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How often a daemon is tried whose queue is full.
+/// Interval between attempts to reach a daemon whose queue is full.
 const RETRY: Duration = Duration::from_millis(5);
 
-/// A way to ask one daemon; every question is a connection of its own.
+/// A client of one daemon; every request uses its own connection.
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
 }
 
 impl Client {
-    /// Asks the daemon that listens on `socket`.
+    /// A client of the daemon that listens on `socket`.
     pub fn new(socket: &Path) -> Self {
         Self { socket: socket.to_owned() }
     }
 
-    /// Asks, and waits at most `patience` for the answer; of a request that changes something, as
-    /// long again once it was said to go ahead.
+    /// Sends `request`, and waits at most `patience` for the answer; if the request changes
+    /// something, as long again after `go`.
     ///
     /// # Errors
-    /// The daemon's own error, or that it can't be reached or does not answer in time. Whether
-    /// anything was changed then, the error says.
+    /// The daemon's own error; or it can't be reached or does not answer in time. The error says
+    /// whether anything was changed.
     pub fn ask<T: DeserializeOwned>(&self, request: &Request, patience: Duration) -> Result<T> {
         self.ask_telling(request, patience, &|_| {})
     }
 
-    /// The same; `open` hears `true` right before the daemon is told to go ahead, and `false` when
-    /// it has answered. Between them what was asked may be carried out although no answer comes.
+    /// As [`Self::ask`]. Calls `open(true)` right before `go`, and `open(false)` after the answer.
+    /// Between the two, the request may be carried out even if no answer arrives.
     ///
     /// # Errors
     /// As [`Self::ask`].
@@ -55,11 +55,11 @@ impl Client {
         let mut hear =
             |deadline| receive_next::<Reply>(&stream, &mut rest, LONGEST_REPLY, deadline);
         let sent = send(&stream, &question, deadline);
-        // A daemon that refuses before it has read has said why.
+        // A daemon that refuses before it reads has sent its reason.
         let first = hear(deadline)
             .map_err(|e| sent.err().unwrap_or(e))
             .context(what())
-            // Dropping the connection revokes it.
+            // Dropping the connection revokes the request.
             .map_err(|e| if changes { e.but("nothing was changed") } else { e })?;
         let last = match first {
             Reply::Ready(()) => {
@@ -75,22 +75,22 @@ impl Client {
         serde_json::from_str(last.into_result()?.get()).context(what())
     }
 
-    /// The error of a request that was told to go ahead, and has no answer.
+    /// The error of a request that got its `go`, but no answer.
     fn begun(&self, e: &Error) -> Error {
         let socket = self.socket.display();
         Error::busy(format!("the daemon on {socket} was told to go ahead, and then: {e}"))
             .hint("it does that as soon as it can: look with `ztier list` what came of it")
     }
 
-    /// Connects, as soon as there is room in the daemon's queue.
+    /// Connects as soon as the daemon's queue has room.
     fn reach(&self, deadline: Instant) -> rustix::io::Result<UnixStream> {
         loop {
             match connect(&self.socket) {
-                // It takes no more for now.
+                // The queue is full for now.
                 Err(Errno::AGAIN) if Instant::now() < deadline => std::thread::sleep(RETRY),
                 connected => {
                     let stream = connected?;
-                    // Its waits are bounded one by one.
+                    // Each wait has its own bound.
                     rustix::io::ioctl_fionbio(&stream, false)?;
                     return Ok(stream);
                 }
@@ -99,8 +99,7 @@ impl Client {
     }
 }
 
-/// Connects at once or not at all (`EAGAIN`: too many others wait there). What comes of it does not
-/// block either.
+/// Connects at once or fails (`EAGAIN`: the queue is full). The returned socket does not block.
 pub(super) fn connect(socket: &Path) -> rustix::io::Result<UnixStream> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let ours = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -132,12 +131,12 @@ mod tests {
                 .unwrap_err();
             (error, unanswered.get())
         };
-        // It takes the question, and says nothing.
+        // The daemon takes the request, and sends nothing.
         let (error, unanswered) = ask();
         assert!(error.to_string().contains("in time, and nothing was changed; "), "{error}");
         assert_eq!((error.status(), unanswered), (Status::Failed, false));
         drop(listener.accept().unwrap());
-        // It is ready, hears that it is to go ahead, and says nothing more.
+        // The daemon sends `ready`, receives `go`, and sends nothing more.
         let server = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut said = Vec::new();
@@ -149,7 +148,7 @@ mod tests {
             hear(&mut stream);
             stream.write_all(b"{\"v\":3,\"ready\":null}\n").unwrap();
             hear(&mut stream);
-            // Until the client has gone.
+            // Waits until the client has gone.
             hear(&mut stream);
             String::from_utf8(said).unwrap()
         });
@@ -158,7 +157,7 @@ mod tests {
         assert_eq!((error.status(), unanswered), (Status::Busy, true));
         let said = server.join().unwrap();
         assert!(said.ends_with("{\"v\":3,\"op\":\"go\"}\n"), "{said}");
-        // Both sides have one clock.
+        // Both sides use the same clock.
         assert!(said.starts_with("{\"v\":3,\"until_ms\":"), "{said}");
     }
 }

@@ -1,8 +1,8 @@
-//! The control socket: one line of JSON asks, one line of JSON answers. Between them, a request
+//! The control socket: a request and its answer are one line of JSON each. In between, a request
 //! that changes something waits for its caller's `go` ([`Asking`]).
 //!
-//! Every line carries the protocol's [`VERSION`]. Invariants: lines have a bounded length and both
-//! sides a bounded patience; only the daemon's own user and root are heard.
+//! Every line carries the protocol's [`VERSION`]. Invariants: the length of lines and the waits of
+//! both sides are bounded; only the daemon's own user and root are admitted.
 
 mod asking;
 mod client;

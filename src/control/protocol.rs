@@ -1,4 +1,4 @@
-//! The messages, and how they travel.
+//! The messages, and their encoding on the wire.
 
 use crate::config::Plan;
 use crate::error::{self, Context, Error, Result};
@@ -21,74 +21,75 @@ pub(crate) const LONGEST_REQUEST: usize = 16 << 10;
 /// The longest reply line in bytes.
 pub(crate) const LONGEST_REPLY: usize = 1 << 20;
 
-/// What can be asked of a daemon.
+/// A request to a daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Request {
-    /// Nothing: is it there? Answer: [`Version`].
+    /// Check whether the daemon answers. Answer: [`Version`].
     Ping,
     /// Answer: [`Status`].
     Status,
     /// Answer: [`Stats`].
     Stats,
-    /// What changes from moment to moment. Answer: [`super::Sample`].
+    /// All values that change from moment to moment. Answer: [`super::Sample`].
     Sample,
     /// The holders of the device. Answer: a list of strings.
     Holders,
-    /// Bring to the backing store what the log holds now. Answered when that is done, with
-    /// [`Stats`]; a caller that hangs up before has it hurry no more.
+    /// Write back all that the log holds now. Answered when that is done, with [`Stats`]; if the
+    /// caller hangs up earlier, the log drains no further.
     Drain,
-    /// Take note of all blocks that are lost: from then on users are not told of these. Answer:
+    /// Mark all lost blocks as known to the user, so that they are reported no longer. Answer:
     /// [`Noted`].
     #[serde(rename = "accept-loss")]
     AcceptLoss,
     /// Change a running volume. Answer: [`Status`].
     Set {
-        /// The new size in bytes, not below the present one.
+        /// The new size in bytes, at least the present one.
         size_bytes: Option<u64>,
-        /// The new limit on memory in bytes, which is fixed from then on.
+        /// The new limit on memory in bytes; from then on the limit is fixed.
         ram_limit_bytes: Option<u64>,
-        /// How it shall adapt.
+        /// Changes of how the limit adapts.
         #[serde(default)]
         adapt: AdaptChange,
-        /// How the log shall work.
+        /// Changes of the log's settings.
         #[serde(default)]
         log: LogChange,
-        /// When cold data shall be recompressed.
+        /// A change of when cold data is recompressed.
         #[serde(default)]
         recompress: Option<RecompressChange>,
     },
-    /// Make the device swap space, and use it. Answer: [`Swapping`].
+    /// Make the device swap space, and swap to it. Answer: [`Swapping`].
     Swapon(Swapon),
-    /// Take the device out of use as swap; what is swapped out comes back to memory. Answer:
-    /// [`Swapping`], as it was.
+    /// End the use of the device as swap; swapped-out pages return to memory. Answer: [`Swapping`],
+    /// as it was before.
     Swapoff {
-        /// Although memory seems to have no room for it.
+        /// Even if memory seems to lack the room for them.
         force: bool,
     },
     /// Make everything durable that can be, and leave the volume to the next daemon. Answered when
-    /// the export is gone, or waits, and just before the process is.
+    /// the export is gone, or waits, just before the process ends.
     Restart {
-        /// Although a device that can't wait is held.
+        /// Even if a device that can't wait is held.
         force: bool,
-        /// The log that the volume has from then on; without a word it keeps its own.
+        /// The log of the volume from then on; `None`: it keeps its own.
         #[serde(default)]
         log: Option<NewLog>,
     },
-    /// End. Answered when the export is gone and just before the process is, with [`Ended`].
+    /// Take the volume down. Answered when the export is gone, just before the process ends, with
+    /// [`Ended`].
     Down {
-        /// Although data is lost by it.
+        /// Even if data is lost.
         discard: bool,
-        /// Although the device is held.
+        /// Even if the device is held.
         force: bool,
-        /// Bring what was written last to the backing store, too.
+        /// First write everything back to the backing store.
         #[serde(default)]
         drain: bool,
     },
 }
 
 impl Request {
-    /// Whether it changes something, and so waits for its caller's `go`.
+    /// Whether the request changes something, and so waits for its caller's `go`.
     pub fn changes(&self) -> bool {
         match self {
             Self::Ping | Self::Status | Self::Stats | Self::Sample | Self::Holders => false,
@@ -104,7 +105,7 @@ impl Request {
     }
 }
 
-/// What a caller says while its request is at work.
+/// A caller's message while its request is being carried out.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "lowercase", deny_unknown_fields)]
 pub(crate) enum Word {
@@ -112,31 +113,31 @@ pub(crate) enum Word {
     Go {},
 }
 
-/// A loss of which note was taken.
+/// Lost blocks that were noted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Noted {
-    /// So many blocks are lost.
+    /// The number of lost blocks.
     pub lost_blocks: u64,
 }
 
 /// A volume that has gone down.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
-    /// What only the log has.
+    /// The data that remains only in the log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left: Option<LeftInLog>,
-    /// Why it was not drained to the end, if that was asked for.
+    /// Why the drain did not finish, if one was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undrained: Option<String>,
-    /// What of it is lost that no user has taken note of.
+    /// Lost data that no user has noted yet, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<String>,
 }
 
-/// What only the log has of a volume that has gone down.
+/// The data of a volume that has gone down and that only its log has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftInLog {
-    /// So many bytes of its blocks.
+    /// Bytes of its blocks.
     pub bytes: u64,
     /// The log's drive.
     pub log: PathBuf,
@@ -144,78 +145,78 @@ pub struct LeftInLog {
     pub backing: PathBuf,
 }
 
-/// How a device is to be used as swap.
+/// Settings of a device as swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Swapon {
-    /// Higher ones are used first.
+    /// The kernel uses swap of higher priority first.
     pub priority: i32,
-    /// What `vm.page-cluster` is to be meanwhile; without a word it stays.
+    /// The value of `vm.page-cluster` meanwhile; `None`: unchanged.
     #[serde(default)]
     pub page_cluster: Option<u64>,
-    /// What `vm.swappiness` is to be meanwhile; without a word it stays.
+    /// The value of `vm.swappiness` meanwhile; `None`: unchanged.
     #[serde(default)]
     pub swappiness: Option<u64>,
-    /// Although something is on the device, or this process can't be made safe for swap.
+    /// Even if the device has content, or this process can't be made safe for swap.
     pub force: bool,
 }
 
-/// A device that is used as swap, or was.
+/// A device that is or was used as swap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Swapping {
     /// The device.
     pub device: PathBuf,
-    /// How much may be swapped out to it.
+    /// Bytes that the kernel may swap out to it.
     pub size_bytes: u64,
-    /// How much is, or was.
+    /// Bytes that are or were swapped out to it.
     pub used_bytes: u64,
-    /// Higher ones are used first.
+    /// The kernel uses swap of higher priority first.
     pub priority: i32,
-    /// What was changed on the machine for it.
+    /// The machine's settings that were changed for it.
     pub settings: Vec<Tuned>,
-    /// What else the user should know.
+    /// Further notes for the user.
     pub notes: Vec<String>,
 }
 
-/// The log that a volume is to have.
+/// A volume's new log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NewLog {
-    /// None: the volume is its backing store.
+    /// No log: the volume becomes a passthrough volume.
     None,
-    /// One on this drive.
+    /// A log on this drive.
     On {
         /// The drive.
         path: PathBuf,
-        /// What is on it may be overwritten, if it is no log.
+        /// Overwrite any content of the drive except a log.
         wipe: bool,
     },
 }
 
-/// When cold data shall be recompressed.
+/// A change of when cold data is recompressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RecompressChange {
-    /// Now, once; the stats say when that is done.
+    /// Now, once; the statistics show when that is done.
     Now,
-    /// By itself.
+    /// From now on, whenever the volume is idle.
     Idle,
-    /// Not any more.
+    /// No longer.
     Off,
 }
 
-/// How a limit on memory shall adapt; what is left out stays.
+/// A change of how the memory limit adapts; fields left out stay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdaptChange {
-    /// From now on it does.
+    /// The limit adapts from now on.
     pub auto: bool,
-    /// The lowest that it may be, in bytes.
+    /// The lowest limit, in bytes.
     pub min_bytes: Option<u64>,
-    /// The highest.
+    /// The highest limit, in bytes.
     pub max_bytes: Option<u64>,
 }
 
-/// What changes of how a log works; what is left out stays.
+/// A change of a log's settings; fields left out stay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogChange {
@@ -225,13 +226,13 @@ pub struct LogChange {
     pub writeback_threshold_percent: Option<u64>,
     /// Bytes of a window of writeback while the log is nearly empty.
     pub writeback_window_bytes: Option<u64>,
-    /// Milliseconds without a change after which what is in memory is made durable.
+    /// Milliseconds without a change after which the log commits what is in memory.
     pub commit_interval_ms: Option<u64>,
-    /// Percent of the log for what the backing store has, too.
+    /// Percent of the log that may hold copies of what the backing store has, too.
     pub keep_percent: Option<u64>,
 }
 
-/// The program and the process that answer.
+/// The version and the process that answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
     /// The program's version.
@@ -247,32 +248,32 @@ pub struct Status {
     pub version: String,
     /// The daemon's process.
     pub pid: u32,
-    /// When it became usable, in seconds since 1970.
+    /// When the daemon became usable, in seconds since 1970.
     pub started_unix_s: u64,
-    /// How many daemons have gone on with what an earlier one had in memory.
+    /// The number of daemons that have taken this volume over from an earlier one.
     #[serde(default)]
     pub restarts: u64,
-    /// What was asked for, as it is now.
+    /// The plan as carried out.
     #[serde(flatten)]
     pub plan: Plan,
-    /// What users open.
+    /// The paths or addresses that users open.
     pub endpoints: Vec<String>,
     /// The holders of the device.
     ///
-    /// `None` where they were not looked up: that goes through all processes of the machine.
+    /// `None` if they were not looked up: that goes through all processes of the machine.
     pub holders: Option<Vec<String>>,
-    /// How the limit on memory adapts, where it does.
+    /// How the memory limit adapts; `None` if it is fixed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapting: Option<Report>,
     /// All counters.
     pub stats: Stats,
 }
 
-/// A message with the protocol's version beside it.
+/// A message with the protocol's version.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Envelope<T> {
     pub v: u32,
-    /// Of a request: when its caller gives up, in milliseconds of `CLOCK_BOOTTIME`.
+    /// In a request: when its caller gives up, in milliseconds of `CLOCK_BOOTTIME`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until_ms: Option<u64>,
     #[serde(flatten)]
@@ -286,19 +287,19 @@ impl<T> Envelope<T> {
     }
 }
 
-/// The time since the machine started, in milliseconds: one clock for all its processes, which
-/// also goes while it sleeps.
+/// Milliseconds since the machine started: the same clock in all processes, which also runs while
+/// the machine sleeps.
 pub(crate) fn boot_ms() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
     seconds * 1000 + u64::try_from(now.tv_nsec).unwrap_or_default() / 1_000_000
 }
 
-/// How an answer travels.
+/// An answer on the wire.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Reply {
-    /// Everything is checked, nothing was changed: the caller is to say whether it still wants it.
+    /// Everything is checked, nothing was changed: the caller must confirm with `go`.
     Ready(()),
     Ok(Box<RawValue>),
     Error {
@@ -324,7 +325,7 @@ impl Reply {
     }
 }
 
-/// Sends `message` as one line, at the latest by `deadline`.
+/// Sends `message` as one line, by `deadline`.
 pub(crate) fn send(stream: &UnixStream, message: &impl Serialize, deadline: Instant) -> Result<()> {
     let mut line = serde_json::to_vec(message).context("cannot encode a control message")?;
     line.push(b'\n');
@@ -341,8 +342,8 @@ pub(crate) fn send(stream: &UnixStream, message: &impl Serialize, deadline: Inst
     Ok(())
 }
 
-/// Receives one line of at most `longest` bytes, at the latest by `deadline`. Further lines may
-/// follow: what came of them is kept in `rest` for the next call.
+/// Receives one line of at most `longest` bytes, by `deadline`. Bytes of further lines are kept in
+/// `rest` for the next call.
 pub(crate) fn receive_next<T: DeserializeOwned>(
     stream: &UnixStream,
     rest: &mut Vec<u8>,
@@ -352,7 +353,7 @@ pub(crate) fn receive_next<T: DeserializeOwned>(
     receive_whole(stream, rest, longest, deadline).map(|envelope| envelope.body)
 }
 
-/// The same, with what is beside the message.
+/// As [`receive_next`], with the whole envelope.
 pub(crate) fn receive_whole<T: DeserializeOwned>(
     stream: &UnixStream,
     rest: &mut Vec<u8>,

@@ -1,7 +1,7 @@
-//! A non-blocking question to a daemon: asked at once, answered some time or never.
+//! A non-blocking question to a daemon: asked at once, answered later or never.
 //!
-//! Invariant: nothing here blocks, whatever the daemon does: one that is stopped takes connections
-//! until its queue is full and answers none of them.
+//! Invariant: nothing here blocks, whatever the daemon does: a stopped daemon queues connections
+//! until its queue is full, and answers none.
 
 use super::client::connect;
 use super::protocol::{Envelope, LONGEST_REPLY, Request, VERSION};
@@ -14,10 +14,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Instant;
 
-/// Bytes that a usual answer has, at most.
+/// The most bytes of a usual answer.
 const USUAL: usize = 8 << 10;
 
-/// A question that was asked. Dropping it hangs up.
+/// An open question. Dropping it hangs up.
 #[derive(Debug)]
 pub struct Question {
     stream: UnixStream,
@@ -25,7 +25,7 @@ pub struct Question {
     asked: Instant,
 }
 
-/// An answer as it is on the wire.
+/// An answer on the wire.
 #[derive(Deserialize)]
 struct Answer<T> {
     v: u32,
@@ -40,34 +40,34 @@ struct Refusal {
 }
 
 impl Question {
-    /// Asks the daemon that listens on `socket`.
+    /// Sends `request` to the daemon that listens on `socket`.
     ///
     /// # Errors
-    /// When it can't be reached, or takes no more questions.
+    /// The daemon can't be reached, or its queue is full.
     pub fn ask(socket: &Path, request: &Request) -> Result<Self> {
         let what = || format!("cannot ask the daemon on {}", socket.display());
         let mut stream = connect(socket).context(what())?;
         let mut line = serde_json::to_vec(&Envelope::new(request)).context(what())?;
         line.push(b'\n');
-        // What fits into an empty socket is written at once, or something is very wrong.
+        // An empty socket has room for the whole line; otherwise something is very wrong.
         match stream.write_all(&line) {
-            // A daemon that refuses before it has read has said why.
+            // A daemon that refuses before it reads has sent its reason.
             Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {}
             written => written.context(what())?,
         }
         Ok(Self { stream, received: Vec::with_capacity(USUAL), asked: Instant::now() })
     }
 
-    /// When it was asked.
+    /// The time when it was asked.
     pub fn asked(&self) -> Instant {
         self.asked
     }
 
-    /// Takes what has come; `None` while that is not all. After an answer or an error there is
-    /// nothing more to take.
+    /// Reads what has arrived; `None` while the answer is incomplete. After an answer or an error
+    /// there is nothing more to read.
     ///
     /// # Errors
-    /// The daemon's own error, or that it has hung up or said something else.
+    /// The daemon's own error; or it has hung up, or its answer is not understood.
     pub fn answer<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         let begin = self.received.len();
         let read = (&self.stream).take(LONGEST_REPLY as u64 + 1).read_to_end(&mut self.received);

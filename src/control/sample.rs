@@ -1,7 +1,7 @@
-//! What changes from moment to moment, for clients that look often.
+//! The changing values of a volume, for clients that poll often.
 //!
-//! Invariant: a daemon makes one without looking at other processes and without waiting for
-//! anything that takes long, also while its volume is being changed or taken down.
+//! Invariant: a daemon makes a sample without looking at other processes and without any long wait,
+//! even while its volume is being changed or taken down.
 
 use super::Status;
 use crate::BLOCK_SIZE;
@@ -17,20 +17,20 @@ pub struct Sample {
     pub version: String,
     /// The daemon's process.
     pub pid: u32,
-    /// When it became usable, in seconds since 1970.
+    /// When the daemon became usable, in seconds since 1970.
     pub started_unix_s: u64,
-    /// How many daemons have gone on with what an earlier one had in memory.
+    /// The number of daemons that have taken this volume over from an earlier one.
     pub restarts: u64,
-    /// What was asked for, as it is now.
+    /// The plan as carried out.
     pub plan: Plan,
-    /// What users open; empty while that changes.
+    /// The paths or addresses that users open; empty while they change.
     pub endpoints: Vec<String>,
-    /// How the limit on memory adapts, where it does.
+    /// How the memory limit adapts; `None` if it is fixed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapting: Option<Report>,
     /// All counters.
     pub stats: Stats,
-    /// How long requests took, to the last bucket.
+    /// How long requests took, with all buckets.
     pub latencies: Latencies,
 }
 
@@ -43,21 +43,21 @@ impl From<Sample> for Status {
     }
 }
 
-/// What a volume is.
+/// The kind of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// In memory alone.
     Ram,
-    /// In memory, and what is coldest on a spill device.
+    /// In memory, with the coldest data on a spill device.
     Spill,
     /// A read cache of its backing store.
     Cache,
-    /// A durable log before its backing store.
+    /// A durable log in front of its backing store.
     Log,
 }
 
 impl Role {
-    /// What the volume of a plan is.
+    /// The role of a plan's volume.
     pub fn of(plan: &Plan) -> Self {
         match plan {
             Plan { log: Some(_), .. } => Self::Log,
@@ -67,7 +67,7 @@ impl Role {
         }
     }
 
-    /// In one word.
+    /// The role in one word.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ram => "ram",
@@ -78,8 +78,9 @@ impl Role {
     }
 }
 
-/// Where the blocks of a volume are, in bytes before compression. The homes of one with a backing
-/// store overlap: what is in memory is below, too, and the log may have what the backing store has.
+/// Where the blocks of a volume are, in bytes before compression. With a backing store these
+/// overlap: blocks in memory are also below, and the log may have blocks that the backing store
+/// has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Homes {
     /// In memory: data, or copies of it.
@@ -88,25 +89,24 @@ pub struct Homes {
     pub spill: u64,
     /// In the log.
     pub log: u64,
-    /// Part of `log`: what the backing store lacks.
+    /// The part of `log` that the backing store lacks.
     pub dirty: u64,
-    /// In the backing store, as it is now.
+    /// Up to date in the backing store.
     pub backing: u64,
 }
 
 impl Sample {
-    /// What the volume is.
+    /// The volume's role.
     pub fn role(&self) -> Role {
         Role::of(&self.plan)
     }
 
-    /// Where its blocks are.
+    /// Where the volume's blocks are.
     pub fn homes(&self) -> Homes {
         Homes::of(&self.plan, &self.stats)
     }
 
-    /// What data is for each byte that it takes compressed, in memory or on the spill device;
-    /// `None` when there is none.
+    /// The compression ratio of data in memory or on the spill device; `None` if there is no data.
     pub fn compression(&self) -> Option<f64> {
         let (data, packed) = match self.stats.cache {
             Some(cache) => (cache.original_bytes, cache.stored_bytes),
@@ -117,7 +117,7 @@ impl Sample {
 }
 
 impl Homes {
-    /// Where the blocks of the volume of a plan are, by its counters.
+    /// Where the blocks of a plan's volume are, by its counters.
     pub fn of(plan: &Plan, stats: &Stats) -> Self {
         const BLOCK: u64 = BLOCK_SIZE as u64;
         if !matches!(Role::of(plan), Role::Log | Role::Cache) {
@@ -135,7 +135,7 @@ impl Homes {
         }
     }
 
-    /// Bytes of data, before compression, that the volume itself holds: not its backing store.
+    /// Bytes of data, before compression, that the volume itself holds, without its backing store.
     pub fn held(&self, role: Role) -> u64 {
         match role {
             Role::Ram | Role::Spill => self.ram + self.spill,

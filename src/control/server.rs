@@ -1,6 +1,6 @@
-//! The side that answers: one thread that accepts, one that stays and answers, and a short-lived
-//! one for each connection that comes while that is busy. Most come alone, from a client that
-//! watches, and a thread of its own costs as much as the answer.
+//! The side that answers: a thread that accepts, a permanent thread that answers, and a short-lived
+//! thread for each connection that arrives while that one is busy. Most connections come one at a
+//! time, from a client that watches, and a new thread costs as much as the answer.
 
 use super::asking::Asking;
 use super::protocol::{Envelope, Reply, Request, send};
@@ -19,33 +19,34 @@ use std::sync::mpsc::{TrySendError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a client may take to ask, and to take the answer.
+/// How long a client may take to send its request, and to receive the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How many clients have a place at once. More wait, for no longer than one of these is silent.
+/// The most clients that have a place. Others wait until a silent one is cut off.
 const MOST_CLIENTS: usize = 16;
-/// How many of them may have a drain at work, and how many a change, so that others find a place.
+/// The most drains, and the most changes, that are carried out at once, so that others find a
+/// place.
 pub(super) const MOST_ALIKE: usize = 6;
 const _: () = assert!(MOST_CLIENTS > 2 * MOST_ALIKE);
 
-/// How many connections wait to be accepted.
+/// The most connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
 /// Name of the threads that answer.
 const CLIENT: &str = "ztier-client";
-/// How long the server accepts no client after it could not accept one.
+/// How long the server accepts no client after an accept failed.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What is to be done once an answer is out, or could not be delivered.
+/// Work for after an answer was sent, or could not be delivered.
 pub(super) type After = Option<Box<dyn FnOnce()>>;
 
-/// What requests have in common that last about as long.
+/// Kinds of requests, by how long they take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// They only look.
+    /// It only reads.
     Look,
-    /// They last until the log is drained.
+    /// It takes until the log is drained.
     Drain,
-    /// They wait for other changes, and for their caller.
+    /// It waits for other changes, and for its caller.
     Change,
 }
 
@@ -58,16 +59,16 @@ impl Kind {
         }
     }
 
-    /// How many of a kind may be at work.
+    /// The most requests of this kind that are carried out at once.
     pub fn most(self) -> usize {
         if self == Self::Look { MOST_CLIENTS } else { MOST_ALIKE }
     }
 }
 
-/// Answers requests.
+/// Carries requests out.
 pub trait Handler: Send + Sync + 'static {
-    /// Answers one request. One that changes something ([`Request::changes`]) does so only after
-    /// [`Asking::agree`].
+    /// Carries one request out, and returns the answer. A request that changes something
+    /// ([`Request::changes`]) does so only after [`Asking::agree`].
     ///
     /// # Errors
     /// Any failure; its text is for the user.
@@ -84,7 +85,7 @@ impl Server {
     /// Listens on `path` (mode 0600). The caller makes sure that no living daemon does.
     ///
     /// # Errors
-    /// When the socket can't be made.
+    /// The socket can't be made.
     pub fn start(path: &Path, handler: Arc<dyn Handler>) -> Result<Self> {
         let what = || format!("cannot listen on {}", path.display());
         match std::fs::remove_file(path) {
@@ -104,10 +105,10 @@ impl Server {
         Ok(Self { thread, stop })
     }
 
-    /// Takes no more requests; those under way are still answered.
+    /// Accepts no more requests; those being carried out are still answered.
     pub fn stop(self) {
         drop(self.stop);
-        // A panic in that thread has been printed already and takes nothing else with it.
+        // A panic in that thread was printed already and affects nothing else.
         let _ = self.thread.join();
     }
 }
@@ -115,11 +116,11 @@ impl Server {
 fn accept(listener: &UnixListener, stopped: &OwnedFd, handler: &Arc<dyn Handler>) {
     let places = Places::new(MOST_CLIENTS);
     let mut spare = Spare::new(listener);
-    // A channel without room: after a successful send the thread serves the caller at once.
+    // A channel of capacity 0: after a successful send the thread serves the caller at once.
     let (usual, given) = sync_channel::<Caller>(0);
     let own = Arc::clone(handler);
     let stays = move || given.iter().for_each(|caller| serve(&caller, own.as_ref()));
-    // Without this thread, each connection gets a thread of its own.
+    // If this thread cannot be started, each connection gets its own.
     let _ = thread::Builder::new().name(CLIENT.into()).spawn(stays);
     loop {
         let mut fds =
@@ -137,7 +138,7 @@ fn accept(listener: &UnixListener, stopped: &OwnedFd, handler: &Arc<dyn Handler>
             Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
             Err(_) => {
                 if !places.give_up_one() && !spare.refuse(listener) {
-                    // Short of descriptors or memory, it would fail again at once.
+                    // Short of descriptors or memory, the next accept would fail, too.
                     thread::sleep(PAUSE);
                 }
                 continue;
@@ -148,22 +149,24 @@ fn accept(listener: &UnixListener, stopped: &OwnedFd, handler: &Arc<dyn Handler>
         {
             let handler = Arc::clone(handler);
             let serve = move || serve(&caller, handler.as_ref());
-            // Without a thread it is closed.
+            // If no thread can be started, the connection is closed.
             let _ = thread::Builder::new().name(CLIENT.into()).spawn(serve);
         }
     }
 }
 
-/// A descriptor that is given up for a moment to refuse a client when there is no other.
+/// A descriptor in reserve: closed for a moment to accept and refuse a client when no other is
+/// free.
 struct Spare(Option<UnixListener>);
 
 impl Spare {
-    /// Any descriptor will do.
+    /// The reserve may be any descriptor.
     fn new(listener: &UnixListener) -> Self {
         Self(listener.try_clone().ok())
     }
 
-    /// Says whether a client was refused. Does not wait for what it asks: it may be silent.
+    /// Refuses a client. Returns whether one was refused. Does not read its request: it may be
+    /// silent.
     fn refuse(&mut self, listener: &UnixListener) -> bool {
         let refused = self.0.take().and_then(|spare| {
             drop(spare);
@@ -197,7 +200,7 @@ fn serve(caller: &Caller, handler: &dyn Handler) {
     });
     caller.answers();
     let deadline = Instant::now() + PATIENCE;
-    // A client that has gone does not want to know.
+    // A client that has gone needs no answer.
     let _ = send(caller.socket(), &Envelope::new(Reply::of(answer)), deadline);
     if let Some(after) = after {
         after();
@@ -222,7 +225,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// Counts what it has carried out. A drain lasts as long as its caller waits.
+    /// Counts the changes that it carries out. A drain lasts as long as its caller waits.
     #[derive(Default)]
     struct Echo(AtomicUsize);
 
@@ -273,7 +276,7 @@ mod tests {
         }
         let refused = client.ask::<()>(&Request::Drain, patience).unwrap_err();
         assert_eq!(refused.status(), crate::error::Status::Busy, "{refused}");
-        // Silent clients take no place away from those at work.
+        // Silent clients take no place from requests being carried out.
         let silent: Vec<_> = (0..100).map(|_| UnixStream::connect(&path).unwrap()).collect();
         client.ask::<Version>(&Request::Ping, patience).unwrap();
         client.ask::<()>(&Request::Swapoff { force: true }, patience).unwrap();
@@ -309,7 +312,7 @@ mod tests {
         let down = Request::Down { discard: true, force: false, drain: false };
         assert_eq!(client.ask::<()>(&down, patience).unwrap_err().exit_status(), 1);
 
-        // Two silent clients, one of them on the thread that stays, keep no other client waiting.
+        // Two silent clients, one of them on the permanent thread, delay no other client.
         let silent = [(); 2].map(|()| UnixStream::connect(&path).unwrap());
         let begun = Instant::now();
         client.ask::<Version>(&Request::Ping, patience).unwrap();
@@ -326,8 +329,8 @@ mod tests {
         assert!(client.ask::<Version>(&Request::Ping, patience).is_err());
     }
 
-    /// What is said before the caller hangs up, whether it waits for `ready`, and whether the
-    /// request is carried out.
+    /// Cases: what the caller sends before it hangs up, whether it waits for `ready`, and whether
+    /// the request is carried out.
     #[test]
     fn what_was_given_up_is_not_carried_out() {
         let dir = tempfile::tempdir().unwrap();
@@ -339,7 +342,7 @@ mod tests {
             while echo.0.load(Ordering::Acquire) < n && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            // And no more than that, in a moment.
+            // Wait a moment: no more than `n` may be carried out.
             std::thread::sleep(Duration::from_millis(50));
             assert_eq!(echo.0.load(Ordering::Acquire), n);
         };
@@ -359,7 +362,7 @@ mod tests {
             String::from_utf8(line).unwrap()
         };
         let go = b"{\"v\":3,\"op\":\"go\"}\n";
-        // It hangs up before it has said anything.
+        // The caller hangs up before it has sent `go`.
         let mut stream = ask("");
         assert_eq!(hear(&mut stream), "{\"v\":3,\"ready\":null}");
         drop(stream);
@@ -369,9 +372,9 @@ mod tests {
         stream.write_all(b"{\"v\":3,\"op\":\"ping\"}\n").unwrap();
         assert!(hear(&mut stream).contains("nothing was changed"));
         carried_out(0);
-        // What was said too early counts until the deadline.
+        // An early `go` counts until the deadline.
         let mut stream = ask(&format!("\"until_ms\":{},", boot_ms()));
-        let _ = stream.write_all(go); // it may have heard enough
+        let _ = stream.write_all(go); // the server may have hung up
         assert!(hear(&mut stream).contains("the deadline of the request has passed"));
         carried_out(0);
         let mut stream = ask(&format!("\"until_ms\":{},", boot_ms() + 20_000));
@@ -379,7 +382,7 @@ mod tests {
         hear(&mut stream);
         assert_eq!(hear(&mut stream), "{\"v\":3,\"ok\":null}");
         carried_out(1);
-        // Once it has said so, its end ends nothing.
+        // After `go`, hanging up cancels nothing.
         let mut stream = ask("");
         hear(&mut stream);
         stream.write_all(go).unwrap();

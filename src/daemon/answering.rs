@@ -1,4 +1,4 @@
-//! What a daemon answers on its control socket.
+//! A daemon's answers on its control socket.
 
 use super::draining;
 use super::leaving::Down;
@@ -17,11 +17,11 @@ use serde_json::value::{RawValue, to_raw_value};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often a drain looks at its progress, and at whether its caller still waits.
+/// Interval at which a drain checks its progress, and whether its caller still waits.
 const LOOK: Duration = Duration::from_millis(20);
-/// How many windows of writeback may fail while a volume is drained.
+/// The number of writeback windows that may fail during a drain.
 const FAILURES: u64 = 3;
-/// A drain that has not moved anything for so long does not wait any more.
+/// A drain without any progress for this long gives up.
 const STUCK: Duration = Duration::from_secs(120);
 
 impl Handler for Running {
@@ -70,11 +70,11 @@ impl Handler for Running {
     }
 }
 
-/// Has a log hurry for as long as a caller waits for it.
+/// Drains a log while a caller waits for it.
 struct Hurry<'a>(&'a Running);
 
 impl<'a> Hurry<'a> {
-    /// Says up to which segment the log is brought to the backing store.
+    /// Starts draining. Returns the segment up to which the log is written back.
     fn begin(running: &'a Running) -> Result<(Self, u64)> {
         let mut waiting = running.draining.lock();
         let until_segment = draining::hurry(&*running.volume, true)?;
@@ -89,7 +89,7 @@ impl Drop for Hurry<'_> {
         let mut waiting = self.0.draining.lock();
         *waiting -= 1;
         if *waiting == 0 {
-            // It could be begun, so it can be ended.
+            // Starting worked, so stopping does.
             let _ = draining::hurry(&*self.0.volume, false);
         }
     }
@@ -116,7 +116,7 @@ impl Running {
         })
     }
 
-    /// The volume's figures. The caller does not hold `state`.
+    /// The volume's statistics. The caller must not hold `state`.
     pub(super) fn stats(&self) -> Stats {
         let plan = self.state.lock().plan.clone();
         self.stats_by(&plan)
@@ -129,7 +129,7 @@ impl Running {
     }
 
     fn sample(&self) -> Sample {
-        // A thread that stops the export holds its lock for as long as that takes.
+        // A thread that stops the export holds its lock until it is done.
         let endpoints = self.export.try_lock().and_then(|e| e.as_ref().map(|e| e.endpoints()));
         let state = self.state.lock();
         Sample {
@@ -145,7 +145,7 @@ impl Running {
         }
     }
 
-    /// Brings to the backing store what the log holds now, for as long as the caller waits.
+    /// Writes back what the log holds now, as long as the caller waits.
     fn drain(&self, asking: &Asking<'_>) -> Result<Stats> {
         let first = self.log_of(&self.stats())?;
         let (_hurry, until_segment) = Hurry::begin(self)?;
@@ -192,7 +192,7 @@ impl Running {
     }
 }
 
-/// What changes while a log is drained.
+/// The counters by which a drain's progress shows.
 fn progress(log: &LogStats) -> (u64, u64, u64, u64) {
     (log.blocks_dirty, log.segment_tail, log.segment_durable, log.written_back_bytes)
 }

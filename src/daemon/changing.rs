@@ -1,6 +1,6 @@
-//! Changes of a running volume: sizes, and how it works.
+//! Changes a running volume: its sizes, and settings of its engine.
 //!
-//! Invariant: what can't be is refused before anything is changed.
+//! Invariant: an impossible change is refused before anything changes.
 
 use super::running::{BUSY, Running, being_changed};
 use crate::config::limit::{Given, Range};
@@ -10,7 +10,7 @@ use crate::control::{AdaptChange, Asking, LogChange, RecompressChange};
 use crate::device::{self, Recompress};
 use crate::error::{Error, Result};
 
-/// A fixed limit, in bytes; or how it shall adapt.
+/// A fixed limit in bytes, and how to adapt.
 pub(super) type LimitChange = (Option<u64>, AdaptChange);
 
 impl Running {
@@ -49,7 +49,7 @@ impl Running {
         recompress.map_or(Ok(()), |change| self.recompress(change))
     }
 
-    /// The plan with new sizes, if they can be.
+    /// The plan with the changes. Fails if one of them is impossible.
     fn planned(&self, size: Option<u64>, limit: LimitChange, log: LogChange) -> Result<Plan> {
         let old = self.state.lock().plan.clone();
         let mut new = Plan { size_bytes: size.unwrap_or(old.size_bytes), ..old.clone() };
@@ -64,14 +64,14 @@ impl Running {
         Ok(new)
     }
 
-    /// Makes volume, export and plan what `new` says of sizes.
+    /// Applies the sizes and settings of `new` to volume, export and plan.
     fn take_on(&self, new: &Plan) -> Result<()> {
         let export = self.export()?;
         let mut state = self.state.lock();
         let resizes = new.size_bytes != state.plan.size_bytes;
         let changed = self.change_volume(new, &mut state.plan);
-        // First: the next daemon makes up for a device that is behind, not for one that is ahead.
-        // And what has changed has, whatever failed after it.
+        // Write the state first: the next daemon grows a device that is behind the plan, but cannot
+        // shrink one that is ahead. What has changed counts, whatever failed after it.
         state.write(&self.files)?;
         changed?;
         match export.as_ref().filter(|_| resizes) {
@@ -80,7 +80,7 @@ impl Running {
         }
     }
 
-    /// Makes the volume what `new` says, and the plan `now` what the volume has become.
+    /// Applies `new` to the volume, and each change that worked to the plan `now`.
     fn change_volume(&self, new: &Plan, now: &mut Plan) -> Result<()> {
         if let Some(log) = new.log.as_ref().filter(|_| new.log != now.log) {
             self.volume.log().ok_or_else(device::no_log)?.tune(&tuning(log));
@@ -108,7 +108,7 @@ fn fixed_size() -> Error {
         .hint("make that larger, then take the volume down and up")
 }
 
-/// Changes in the plan what the limit is, or between which bounds it adapts.
+/// Applies a change of the limit, or of the bounds for adapting, to the plan.
 fn change_limit(plan: &mut Plan, (fixed, adapt): LimitChange) -> Result<()> {
     if fixed.is_some() && adapt.auto {
         return Err(Error::usage("ram-limit is given twice").hint("give it once"));
@@ -121,7 +121,7 @@ fn change_limit(plan: &mut Plan, (fixed, adapt): LimitChange) -> Result<()> {
     };
     let given = Given { limit, min: amount(adapt.min_bytes), max: amount(adapt.max_bytes) };
     let range = plan.limits();
-    // What was said before still holds where nothing is said now, as far as the size allows.
+    // Earlier bounds still hold where no new ones are given, as far as the size allows.
     let before = plan.ram_auto.map(|bounds| Bounds {
         min_bytes: bounds.min_bytes.max(range.least),
         max_bytes: bounds.max_bytes.max(range.least),
@@ -133,7 +133,7 @@ fn change_limit(plan: &mut Plan, (fixed, adapt): LimitChange) -> Result<()> {
     Ok(())
 }
 
-/// Checks a change of the log's ways, and makes it in the plan.
+/// Checks a change of the log's settings, and applies it to the plan.
 fn change_log(plan: &mut Plan, change: LogChange) -> Result<()> {
     if change == LogChange::default() {
         return Ok(());

@@ -1,6 +1,7 @@
-//! Bringing the rest of a log to the backing store of a volume that no client can write to now.
+//! Writes the rest of a log back to the backing store, when no client can write to the volume any
+//! more.
 //!
-//! Invariant: it ends within [`PATIENCE`], and earlier if a drive fails.
+//! Invariant: this ends within [`PATIENCE`], and earlier if a drive fails.
 
 use super::relog::refuse_lost;
 use crate::config::size::human;
@@ -8,18 +9,18 @@ use crate::device::Serving;
 use crate::error::{Error, Result};
 use std::time::{Duration, Instant};
 
-/// How long the rest may take that was written after the volume was drained while it worked.
+/// How long the rest may take that was written after the volume was drained while in use.
 const PATIENCE: Duration = Duration::from_secs(50);
-/// Windows of writeback that may fail meanwhile.
+/// The number of writeback windows that may fail meanwhile.
 const FAILURES: u64 = 3;
-/// How often to look.
+/// Interval between checks.
 const GLANCE: Duration = Duration::from_millis(2);
 
-/// Has a log hurry, or stops that. The segment up to which it is brought to the backing store; 0
-/// where there is nothing to bring.
+/// Starts or stops draining a log. Returns the segment up to which the log is written back; 0 if
+/// there is nothing to write back.
 ///
 /// # Errors
-/// There is no backing store.
+/// The volume has no backing store.
 pub(super) fn hurry(volume: &dyn Serving, on: bool) -> Result<u64> {
     match volume.log() {
         Some(log) => Ok(log.drain(on)),
@@ -29,10 +30,10 @@ pub(super) fn hurry(volume: &dyn Serving, on: bool) -> Result<u64> {
     }
 }
 
-/// Brings what is left in the log to the backing store.
+/// Writes back everything that is left in the log.
 ///
 /// # Errors
-/// That takes too long, a drive fails, or blocks are lost; the log still holds the rest.
+/// It takes too long, a drive fails, or blocks are lost; the log still holds the rest.
 pub(super) fn drain(volume: &dyn Serving) -> Result<()> {
     let until = Instant::now() + PATIENCE;
     let mut failed_before = None;

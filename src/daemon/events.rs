@@ -1,13 +1,13 @@
-//! Having udev look again at the drives of a volume, whose meaning changes when it comes up and
-//! when it goes: `etc/udev/61-ztier.rules` hides what is below a volume.
+//! Makes udev look at a volume's drives again when the volume comes up or goes:
+//! `etc/udev/61-ztier.rules` hides the drives below a volume.
 
 use crate::config::Plan;
 use rustix::fs::{major, minor};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
-/// Sends an event for each drive that is a block device. Without udev, or the right to, nothing
-/// depends on it.
+/// Sends an event for each drive that is a block device. Best effort: nothing depends on udev or
+/// the right to send events.
 pub fn look_again(plan: &Plan) {
     let logged = plan.log.iter().flat_map(|log| [&log.backing, &log.log]);
     let spill = plan.spill.iter().map(|spill| &spill.device);

@@ -1,11 +1,11 @@
-//! What each process of a volume sets for itself: its name, what a core dump of it contains, and
-//! the signals and limits that must not end it.
+//! What each process of a volume sets for itself: its name, the content of its core dumps, and the
+//! signals and limits that must not end it.
 //!
 //! Core dumps: a dump of a daemon would contain the volume's content in plain text. Writing it
-//! would also touch each page of the memory files that was never used, and so allocate it. So the
-//! kernel leaves all memory out of a dump, which then has registers only (`coredump_filter`; it
-//! also holds where a program takes the dump through a pipe). The mappings of memory files are
-//! `MADV_DONTDUMP` besides, for the case that an administrator changes the filter to find a fault.
+//! would also touch, and so allocate, each unused page of the memory files. So the kernel leaves
+//! all memory out of a dump, which then has registers only (`coredump_filter`; it also applies if a
+//! program takes the dump through a pipe). The mappings of memory files are also `MADV_DONTDUMP`,
+//! in case an administrator changes the filter to find a fault.
 
 use crate::error::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -15,11 +15,11 @@ use std::fs;
 
 /// Longest name of a process, in bytes (`TASK_COMM_LEN` without the zero).
 const LONGEST: usize = 15;
-/// Only the ELF headers, of all that a core dump may contain (`man 5 core`).
+/// Of all that a core dump may contain, only the ELF headers (`man 5 core`).
 const HEADERS: &str = "0x10";
-/// Signals whose default action ends a process, and that do not ask it to end: the kernel's about
-/// limits, timers and files, and those that an administrator sends to make a program read its
-/// configuration again.
+/// Signals whose default action ends a process, but that do not ask it to end: the kernel's signals
+/// about limits, timers and files, and those that an administrator sends to make a program reload
+/// its configuration.
 const STRAY: [i32; 10] = [
     SIGXFSZ,
     SIGXCPU,
@@ -34,7 +34,7 @@ const STRAY: [i32; 10] = [
 ];
 
 /// Names this process after its volume, for `ps`, `top` and messages about holders. `role` is
-/// `ztier` for a daemon. The first argument stays: service managers look at it.
+/// `ztier` for a daemon. The first argument stays: service managers read it.
 pub(super) fn call(role: &str, volume: &str) {
     let mut name = format!("{role}:{volume}");
     name.truncate(LONGEST); // names of volumes are ASCII
@@ -45,26 +45,26 @@ pub(super) fn call(role: &str, volume: &str) {
 /// Keeps the memory of this process out of core dumps.
 pub(super) fn keep_out_of_dumps() {
     if fs::write("/proc/self/coredump_filter", HEADERS).is_err() {
-        // Then no dump is written; a program that takes dumps through a pipe still gets one.
+        // Then no dump is written; only a program that takes dumps through a pipe still gets one.
         let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
     }
 }
 
-/// Makes a write beyond the limit on the size of files fail with `EFBIG`; by default the kernel
-/// ends the process. Programs that this process starts keep the default.
+/// Makes a write beyond the file size limit fail with `EFBIG`; by default the kernel ends the
+/// process. Programs that this process starts keep the default.
 ///
 /// # Errors
-/// When the signal can't be caught.
+/// The signal can't be caught.
 pub fn outlive_file_limit() -> Result<()> {
     catch(SIGXFSZ)
 }
 
-/// Lifts the limits that make no sense for a process that serves or keeps a volume, as far as it
-/// may: on CPU time, and on the size of files (memory files are as large as the volume). Catches
-/// the signals that must not end it.
+/// Lifts limits that make no sense for a process that serves or keeps a volume, as far as it may:
+/// on CPU time, and on the size of files (memory files are as large as the volume). Catches the
+/// signals that must not end it.
 ///
 /// # Errors
-/// When a signal can't be caught.
+/// A signal can't be caught.
 pub(super) fn outlive_limits() -> Result<()> {
     let unlimited = Rlimit { current: None, maximum: None };
     for what in [Resource::Cpu, Resource::Rttime, Resource::Fsize] {
@@ -75,12 +75,12 @@ pub(super) fn outlive_limits() -> Result<()> {
     STRAY.into_iter().try_for_each(catch)
 }
 
-/// The number of descriptors that this process may have, after raising it as far as allowed.
+/// The most descriptors of this process, after raising its limit as far as allowed.
 pub(super) fn descriptors() -> usize {
     raise(Resource::Nofile).and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX)
 }
 
-/// Raises a limit to its maximum. Returns the limit, `None` for no limit.
+/// Raises a limit to its maximum. Returns the limit; `None`: no limit.
 fn raise(what: Resource) -> Option<u64> {
     let limit = getrlimit(what);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -90,7 +90,7 @@ fn raise(what: Resource) -> Option<u64> {
     limit.maximum
 }
 
-/// Makes a signal do nothing. By a handler: programs that this process starts would inherit an
+/// Makes a signal do nothing. Uses a handler: programs that this process starts would inherit an
 /// ignored signal.
 fn catch(signal: i32) -> Result<()> {
     signal_hook::flag::register(signal, std::sync::Arc::default())

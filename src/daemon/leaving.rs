@@ -1,7 +1,7 @@
-//! How a volume ends: taken down, left to its next daemon, or told to end by a signal.
+//! Ends a volume: by `down`, by leaving it to the next daemon, or by a signal.
 //!
-//! Invariants: what can't be is refused before anything is changed; a request changes something
-//! only once its caller has agreed ([`Asking::agree`]); a signal gives no data up.
+//! Invariants: an impossible request is refused before anything changes; a request changes
+//! something only after its caller has agreed ([`Asking::agree`]); a signal gives up no data.
 
 use super::draining;
 use super::log;
@@ -17,20 +17,20 @@ use crate::remedy;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How a volume is to be taken down.
+/// Options of `down`.
 #[derive(Clone, Copy)]
 pub(super) struct Down {
-    /// Although data is lost by it.
+    /// Take it down even if data is lost.
     pub discard: bool,
-    /// Although the device is held.
+    /// Take it down even if the device is held.
     pub force: bool,
-    /// With what was written last brought to the backing store.
+    /// First write everything back to the backing store.
     pub drain: bool,
 }
 
 impl Running {
-    /// Does `work`, which may end the export. If it has, even with an error, the daemon ends by
-    /// `event` once the answer is out.
+    /// Runs `work`, which may end the export. If it does, even with an error, the daemon ends with
+    /// `event` after the answer was sent.
     pub(super) fn ending<T>(
         &self,
         event: Event,
@@ -44,24 +44,24 @@ impl Running {
         if was_there && !is_there() {
             let events = self.events.lock().clone();
             asking.afterwards(move || {
-                // Without a receiver the daemon is ending anyway.
+                // Without a receiver the daemon is already ending.
                 let _ = events.send(event);
             });
         }
         done
     }
 
-    /// Takes the volume down. Says what of it is in the log alone.
+    /// Takes the volume down. Returns what remains only in the log.
     pub(super) fn down(&self, how: Down, asking: &mut Asking<'_>) -> Result<Ended> {
         let name = &self.name;
         let usage = self.state.lock().plan.usage.clone();
-        // The daemon's own use of the device is ended below; stopping the export then finds all
+        // Ending the daemon's own use of the device comes below; stopping the export then finds all
         // other holders.
         if !how.force && usage.is_none() {
             self.refuse_holders(remedy::HELD)?;
         }
         let volatile = self.volume.volatile_bytes();
-        // What is swapped out goes back to memory, and nothing is lost.
+        // Ending swap brings swapped-out data back to memory, so nothing is lost.
         let swap = matches!(usage, Some(Usage::Swap { .. }));
         if volatile > 0 && !how.discard && !swap {
             return Err(Error::would_lose(format!(
@@ -82,7 +82,7 @@ impl Running {
         Ok(Ended { left: self.left_in_log(), undrained, loss })
     }
 
-    /// What only the log has. The export is stopped, so no writes come any more.
+    /// The data that only the log has. The export is stopped, so no more writes come.
     fn left_in_log(&self) -> Option<LeftInLog> {
         let log = self.stats().log.filter(|log| !log.clean)?;
         let plan = self.state.lock().plan.log.clone()?;
@@ -90,7 +90,7 @@ impl Running {
         Some(LeftInLog { bytes, log: plan.log, backing: plan.backing })
     }
 
-    /// Ends the device's use and stops the export. `force`: also while the device is held.
+    /// Ends the device's use and stops the export; with `force` also while the device is held.
     pub(super) fn stop(&self, force: bool) -> Result<()> {
         match self.end_job(force).and_then(|()| self.end_use()) {
             Err(e) if force => log::line(&format!("forced: {e}")),
@@ -106,7 +106,7 @@ impl Running {
             }
             Err(e) => return Err(e),
         }
-        *slot = None; // dropping it stops what `stop` refused to
+        *slot = None; // dropping it also stops what `stop` refused to stop
         Ok(())
     }
 
@@ -119,7 +119,7 @@ impl Running {
         })
     }
 
-    /// Makes everything durable that was written before.
+    /// Makes all earlier writes durable.
     fn flush(&self) -> Result<()> {
         let device = Arc::clone(&self.volume) as Arc<dyn Device>;
         device
@@ -128,15 +128,15 @@ impl Running {
             .map_err(|e| Error::failure(format!("what was written can't be made durable: {e}")))
     }
 
-    /// Leaves the volume to a daemon that is about to start, with another log if one is given.
-    /// `force`: also when its device can't wait and is held.
+    /// Leaves the volume to a daemon that is about to start, with another log if `log` is given;
+    /// with `force` also if its device can't wait and is held.
     pub(super) fn restart(
         &self,
         force: bool,
         log: Option<&NewLog>,
         asking: &mut Asking<'_>,
     ) -> Result<()> {
-        // `ztier run` takes a daemon that leaves for one that died.
+        // `ztier run` would take a daemon that leaves for one that died.
         self.refuse_job(force)?;
         self.refuse_unkept()?;
         let next = match log {
@@ -147,7 +147,7 @@ impl Running {
                 Some(next)
             }
         };
-        // What holds it for a use of our own goes with that.
+        // Holders by the daemon's own use end with that use.
         if self.state.lock().plan.usage.is_none() {
             self.refuse_left(force)?;
         }
@@ -163,7 +163,7 @@ impl Running {
         Ok(())
     }
 
-    /// The next daemon has to find what is in memory only.
+    /// Refuses if the next daemon would not find data that is only in memory.
     fn refuse_unkept(&self) -> Result<()> {
         if self.volume.volatile_bytes() == 0 || self.is_kept() {
             return Ok(());
@@ -175,7 +175,8 @@ impl Running {
         .hint("copy what you need, then take the volume down and up again"))
     }
 
-    /// Has the memory kept by another process if no daemon could find the one that keeps it.
+    /// Starts another memory holder if the socket of the present one was removed, so that no daemon
+    /// could find it.
     pub(super) fn renew_memory_holder(&self) {
         if let Some(memory_holder) = &*self.memory_holder.lock()
             && let Err(e) = memory_holder.renew()
@@ -184,13 +185,13 @@ impl Running {
         }
     }
 
-    /// Whether the next daemon finds what is in memory.
+    /// Whether the next daemon finds the data in memory.
     fn is_kept(&self) -> bool {
         self.renew_memory_holder();
         Kept::is_there(&self.files.keep)
     }
 
-    /// Ends the use of a device that can't wait, which the next daemon begins again, and leaves.
+    /// Ends the use of a device that can't wait, which the next daemon starts again, and leaves.
     fn make_way(&self, force: bool) -> Result<()> {
         let leave = || {
             let force = self.refuse_left(force)?;
@@ -211,10 +212,10 @@ impl Running {
     }
 
     /// Refuses to leave a device that can't wait while it has holders, unless `force` is set and
-    /// the export can disconnect them. Returns whether it is to disconnect them.
+    /// the export can disconnect them. Returns whether to disconnect them.
     fn refuse_left(&self, force: bool) -> Result<bool> {
         let export = self.state.lock().plan.export.clone();
-        // A loop device can't be taken away from its holders.
+        // A loop device can't be taken from its holders.
         let by_fuse = export == plan::Export::Fuse;
         let force = force && !by_fuse;
         let holders = if force || self.waits() { Vec::new() } else { self.holders_that_stay()? };
@@ -232,8 +233,8 @@ impl Running {
         }))
     }
 
-    /// Ends the export in a way that the next daemon takes it up, with everything durable that can
-    /// be. What can't, the memory holder has.
+    /// Ends the export so that the next daemon can take it over. First makes durable what can be;
+    /// the memory holder has the rest.
     fn leave(&self) -> Result<()> {
         let mut slot = self.export()?;
         let Some(export) = slot.as_mut() else { return Ok(()) };
@@ -251,31 +252,31 @@ impl Running {
         Ok(())
     }
 
-    /// Writes down what is left in the system.
+    /// Writes the remaining leftovers to the state file.
     fn note_left(&self, leftovers: Vec<crate::export::Leftover>) {
         let mut state = self.state.lock();
         state.leftovers = leftovers;
-        // Too late to stay. What is written there names what was left, too, and more.
+        // It is too late to go on. The older state file names these leftovers, too, and more.
         if let Err(e) = state.write(&self.files) {
             log::line(&e.to_string());
         }
     }
 
-    /// Whether the device waits for the next daemon.
+    /// Whether the device can wait for the next daemon.
     fn waits(&self) -> bool {
         self.export.lock().as_ref().is_some_and(|export| export.waits())
     }
 
-    /// Whether it is to wait for the next daemon when this one is told to end.
+    /// Whether the device waits for the next daemon when a signal ends this one.
     pub(super) fn waits_for_next(&self) -> bool {
         self.state.lock().plan.job.is_none() && self.waits()
     }
 
-    /// Whether something would be lost if the memory was given up, with what that is.
+    /// Tells what would be lost if the memory was given up; `None` if nothing would.
     fn holds_alone(&self) -> Option<String> {
         let state = self.state.lock();
         let swap = matches!(state.plan.usage, Some(Usage::Swap { .. }));
-        // What was swapped out has gone back to memory by then, or means nothing any more.
+        // By then, swapped-out data is back in memory, or worthless.
         if swap || state.plan.job.is_some() {
             return None;
         }
@@ -288,8 +289,8 @@ impl Running {
         }
     }
 
-    /// Ends because of a signal, unless a request is changing what the device is used for, or the
-    /// device is held. What exists nowhere else stays with the memory holder.
+    /// Ends because of a signal, unless a request is changing the device's use, or the device is
+    /// held. Data that exists nowhere else stays with the memory holder.
     pub(super) fn end_by_signal(&self) -> Result<End> {
         let _turn = self.turn()?;
         if self.waits_for_next() {
@@ -302,8 +303,8 @@ impl Running {
         Ok(End::Left)
     }
 
-    /// Ends because of a second signal, even while the device is held. What exists nowhere else
-    /// stays all the same, if there is a memory holder.
+    /// Ends because of a second signal, even while the device is held. Data that exists nowhere
+    /// else still stays with the memory holder, if there is one.
     pub(super) fn end_by_force(&self) -> End {
         let Some(what) = self.holds_alone().filter(|_| self.is_kept()) else {
             return self.give_up();

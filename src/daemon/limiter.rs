@@ -1,7 +1,7 @@
-//! The thread that has a volume's limit on memory adapt, and what it says of that.
+//! The thread that adapts a volume's memory limit, and its report.
 //!
-//! Invariant: it changes the limit only while no other thread changes the volume's sizes, and holds
-//! no lock that a request or a question needs while it does.
+//! Invariant: the thread changes the limit only while no other thread changes the volume's sizes,
+//! and meanwhile holds no lock that requests or control requests need.
 
 use super::log;
 use super::running::Running;
@@ -21,31 +21,31 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A volume in memory is full with so many segments less than the limit, and a part of it: those
-/// that are kept free for writers.
+/// A volume in memory counts as full when less than this number of segments, and a part of the
+/// limit, is left. These are kept free for writers.
 const SPARE_SEGMENTS: u64 = 6;
-/// See [`SPARE_SEGMENTS`].
+/// This part of the limit; see [`SPARE_SEGMENTS`].
 const SPARE_PART: u64 = 8;
-/// A spill device with fewer free slots takes nothing more that counts.
+/// The least number of free slots with which a spill device counts as taking data.
 const SLOTS_LEAST: u64 = 4;
-/// After a change that could not be made, none like it is tried for so long.
+/// Pause after a failed change.
 const REST: Duration = Duration::from_secs(60);
-/// What data takes that does not fit into less, and this part of it.
+/// After a failed change, the least limit is the used memory and this part of it.
 const TIGHT_PART: u64 = 16;
-/// Every so many steps it is looked whether the device is swap.
+/// Steps from one check whether the device is swap to the next.
 const LOOK: u32 = 10;
 
-/// The thread; dropping it ends it.
+/// The limiter thread; dropping this ends it.
 pub(super) struct Limiter {
     report: Arc<Mutex<Option<Report>>>,
     _thread: Worker,
 }
 
 impl Limiter {
-    /// Starts it for a volume.
+    /// Starts the thread for a volume.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The thread cannot be started.
     pub(super) fn start(volume: Weak<Running>) -> Result<Self> {
         let report = Arc::default();
         let told = Arc::clone(&report);
@@ -58,24 +58,23 @@ impl Limiter {
         Ok(Self { report, _thread: thread })
     }
 
-    /// How it is doing; nothing before it has looked once.
+    /// The present report; `None` before the first step.
     pub(super) fn report(&self) -> Option<Report> {
         self.report.lock().clone()
     }
 }
 
-/// What the thread knows.
+/// The state of the thread.
 struct Adapting {
     sampler: Sampler,
     controller: Controller,
     ramp: Ramp,
     began: Instant,
-    /// A limit below which what is there does not fit, as it seems, and until when that is
-    /// believed.
+    /// A limit that the stored data probably does not fit below, and until when to assume that.
     least: Option<(u64, Duration)>,
-    /// One line says that something failed, until something works.
+    /// Whether a failure was logged; reset by the next change that works.
     told_of_failure: bool,
-    /// Our device, and whether it is used as swap, as of a while ago.
+    /// The volume's device, as of the last check. `is_swap`: whether it is swap.
     device: Option<(u32, u32)>,
     is_swap: bool,
     steps: u32,
@@ -102,7 +101,7 @@ impl Adapting {
         }
     }
 
-    /// Looks, decides, and does it. `false` when there is no such volume any more, or it has a
+    /// Takes a sample, decides, and sets the limit. Returns `false` if the volume is gone or has a
     /// fixed limit.
     fn step(&mut self, running: &Weak<Running>) -> bool {
         let Some(running) = running.upgrade() else { return false };
@@ -121,7 +120,7 @@ impl Adapting {
         if let Some(limit) = decision.limit_bytes {
             let from = ours.limit_bytes;
             match running.adapt(&bounds, limit) {
-                Ok(false) => return true, // another change came first
+                Ok(false) => return true, // another change was faster
                 Ok(true) => self.changed(now, (from, limit), decision.reason),
                 Err(e) => self.failed(now, &ours, &e),
             }
@@ -129,7 +128,7 @@ impl Adapting {
             log::line(&text);
         }
         if decision.recompress && plan.recompress == Recompress::Idle {
-            // There may be nothing to gain, or no memory for it: then it stays as it is.
+            // If recompression gains nothing, or has no memory, the data stays as it is.
             let _ = running.volume.in_memory().map(InMemory::recompress);
         }
         self.tell(&machine, &bounds, decision);
@@ -146,14 +145,14 @@ impl Adapting {
         self.device = number.map(|number| (rustix::fs::major(number), rustix::fs::minor(number)));
     }
 
-    /// The bounds, as far as what is there fits.
+    /// The bounds, with the minimum raised to what the stored data needs.
     fn possible(&self, now: Duration, bounds: &Bounds) -> Bounds {
         let least = self.least.filter(|(_, until)| now < *until).map_or(0, |(least, _)| least);
         Bounds { min_bytes: bounds.min_bytes.max(least.min(bounds.max_bytes)), ..*bounds }
     }
 
-    /// What is there did not fit: then a little more than it takes is the least, or if that was
-    /// tried, what the limit is.
+    /// The stored data did not fit. The least limit becomes a little more than the used memory; if
+    /// that failed already, the present limit.
     fn failed(&mut self, now: Duration, ours: &Ours, error: &Error) {
         let Ours { limit_bytes: limit, used_bytes: used, .. } = *ours;
         let again = self.least.is_some_and(|(_, until)| now < until);
@@ -192,7 +191,7 @@ impl Adapting {
 }
 
 impl Running {
-    /// Has the limit adapt from now on if the plan says so, or not any more.
+    /// Starts or stops adapting the limit, as the plan says.
     ///
     /// # Errors
     /// See [`Limiter::start`].
@@ -209,25 +208,25 @@ impl Running {
                 (false, true) => limiter.take(),
             }
         };
-        drop(before); // waits for the thread, which may want the lock
+        drop(before); // waits for the thread, which may need the lock
         Ok(())
     }
 
-    /// Sets the limit that was decided within `bounds`. `false` when the plan has other bounds by
-    /// now, or another thread is changing the volume's sizes.
+    /// Sets the limit that was decided within `bounds`. Returns `false` if the plan has other
+    /// bounds by now, or another thread is changing the volume's sizes.
     fn adapt(&self, bounds: &Bounds, limit: u64) -> Result<bool> {
         let Some(_changing) = self.changing.try_lock() else { return Ok(false) };
         if self.state.lock().plan.ram_auto.as_ref() != Some(bounds) {
             return Ok(false);
         }
         self.volume.set_ram_limit(limit)?;
-        // A next daemon begins anew, so the file may say what was before.
+        // The state file may hold an older limit: a next daemon starts adapting anew.
         self.state.lock().plan.ram_limit_bytes = limit;
         Ok(true)
     }
 }
 
-/// What the controller is to know of a volume.
+/// The controller's input from a volume's statistics.
 fn ours(stats: &Stats, segment: u64, is_swap: bool) -> Ours {
     if let Some(cache) = &stats.cache {
         return Ours::of_copies(cache);

@@ -1,4 +1,4 @@
-//! Makes a volume of what its plan says.
+//! Makes a volume from its plan.
 //!
 //! Invariant: a volume that is swap is ready to carry swap before it is served.
 
@@ -13,13 +13,13 @@ use crate::log::Accepted;
 use crate::media::Memory;
 use std::sync::Arc;
 
-/// A volume, and what is to be said of it.
+/// A new volume, and notes for the user.
 pub(super) struct Made {
     pub volume: Arc<dyn Serving>,
     pub notes: Vec<String>,
-    /// Why its memory is not locked, if that is so.
+    /// Why its memory is not locked; `None` if it is.
     pub unlocked: Option<String>,
-    /// Without what its log was opened.
+    /// The losses with which its log was opened.
     pub accepted: Accepted,
 }
 
@@ -29,10 +29,10 @@ impl Made {
     }
 }
 
-/// Makes the volume, with what is in the memory that is kept of it.
+/// Makes the volume, with the memory that was kept of it.
 ///
 /// # Errors
-/// A drive that it needs is not what it should be, or the machine refuses memory.
+/// A drive is not what the plan says, or the machine refuses memory.
 pub(super) fn create(
     plan: &Plan,
     paths: &Paths,
@@ -41,11 +41,11 @@ pub(super) fn create(
 ) -> Result<Made> {
     let mut made = create_anew(plan, paths, kept, progress)?;
     if let Some(memory) = made.volume.in_memory() {
-        // Without recompression the volume is usable all the same.
+        // The volume is usable without recompression.
         let recompress = memory.set_recompress(plan.recompress);
         made.notes.extend(recompress.err().map(|e| e.to_string()));
         if matches!(plan.usage, Some(Usage::Swap { .. })) {
-            // The machine may be swapping to the device as soon as it is served.
+            // The machine may swap to the device as soon as it is served.
             memory.carry_swap(true)?;
         }
     }
@@ -68,14 +68,14 @@ fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, progress: &dyn Fn(&str))
         ram_limit_max: most,
         segment: plan.segment_bytes,
         algorithm: plan.algorithm,
-        // What carries swap must not be swapped out itself.
+        // Memory that carries swap must not be swapped out itself.
         lock_memory: carries_swap(plan),
     };
     let below = spill(plan, memory)?;
     let notes = too_large(plan, below.as_ref()).into_iter().collect();
     let volume = Volume::create_over(&options, memory, below)?;
-    // Any other block device may be given to swapon. Without the right to lock memory it is good
-    // for everything else.
+    // A user may give any other block device to swapon. If memory can't be locked, the volume still
+    // works for other uses.
     let may_carry = plan.export.is_block_device() && !options.lock_memory;
     let refused = if may_carry { volume.lock_memory().err() } else { None };
     let unlocked = refused.map(|e| format!("memory is not locked: {e}"));
@@ -85,7 +85,7 @@ fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, progress: &dyn Fn(&str))
     Ok(Made { unlocked, ..Made::new(volume, notes) })
 }
 
-/// The logical sector of the volume: the one that was asked for, or that of what is on it.
+/// The logical sector of the volume: as the plan says, or that of its content.
 ///
 /// # Errors
 /// The backing store can't be opened.
@@ -108,8 +108,8 @@ fn spill(plan: &Plan, memory: &Memory) -> Result<Option<device::SpillTo>> {
     device.open(memory).map(Some)
 }
 
-/// What is to be said of a device that announces more than it can be expected to hold. Swap space
-/// says so by itself.
+/// A note if the device is larger than the data that it can be expected to hold. For swap,
+/// `Homes::about` has the note.
 fn too_large(plan: &Plan, below: Option<&device::SpillTo>) -> Option<String> {
     let most = plan.ram_auto.map_or(plan.ram_limit_bytes, |bounds| bounds.max_bytes);
     let slots = below.map_or(0, |below| u64::from(below.slots));

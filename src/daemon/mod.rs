@@ -1,9 +1,9 @@
-//! One process for each volume: it makes the volume, offers it, answers on the control socket, and
+//! One process for each volume: it makes the volume, exports it, answers on the control socket, and
 //! takes everything down again.
 //!
-//! Invariants: whatever the process puts into the system is named in its state file before it is
-//! made; `NAME.lock` is locked as long as the process serves the volume, and of one that goes down
-//! until its drives are closed; a held device is never taken away unless that was forced.
+//! Invariants: the state file names everything that the process puts into the system before it
+//! exists; the process holds `NAME.lock` while it serves the volume, and when the volume goes down,
+//! until its drives are closed; a held device is taken away only by force.
 
 mod answering;
 mod changing;

@@ -1,4 +1,4 @@
-//! Telling the service manager: `sd_notify` without its library.
+//! Notifies the service manager: `sd_notify` without its library.
 
 use crate::escape::escape;
 use std::ffi::OsString;
@@ -6,17 +6,16 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// How long the service manager shall wait for the next sign of life, in microseconds.
+/// How long the service manager should wait for the next notification, in microseconds.
 const EXTEND_US: u32 = 20_000_000;
 
-/// Tells what is going on, and that it may take longer.
+/// Reports the present step, and asks for more time.
 pub fn extend(status: &str) {
     let status = escape(status);
     send(&format!("STATUS={status}\nEXTEND_TIMEOUT_USEC={EXTEND_US}\n"));
 }
 
-/// Sends `message` (lines of `KEY=value`) to `NOTIFY_SOCKET`, if there is one. A service manager
-/// that does not listen is no reason to fail.
+/// Sends `message` (lines of `KEY=value`) to `NOTIFY_SOCKET`, if set. A failure is only logged.
 pub fn send(message: &str) {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
         return;

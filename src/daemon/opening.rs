@@ -1,5 +1,5 @@
-//! Reports how far a log's opening is: to the process that waits for the daemon, to the service
-//! manager, and to commands that look.
+//! Reports the progress of a log's opening: to the process that waits for the daemon, to the
+//! service manager, and to other commands.
 
 use super::notify;
 use crate::config::paths::VolumeFiles;
@@ -10,30 +10,30 @@ use std::fs;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// How often the waiting process is told.
+/// Least interval between reports to the waiting process.
 const TELL: Duration = Duration::from_millis(100);
-/// How often the service manager is told.
+/// Least interval between reports to the service manager.
 const NOTIFY: Duration = Duration::from_secs(1);
 
-/// Writes a daemon's progress to the file where other commands look for it.
+/// Writes a daemon's progress to the file that other commands read.
 pub(super) fn note(files: &VolumeFiles, what: &str) {
-    // The progress is only shown: a failed write is not worth an error.
+    // The progress is only shown: a failed write is no error.
     let _ = private::create(&files.step).and_then(|mut file| file.write_all(what.as_bytes()));
 }
 
-/// Removes that file.
+/// Removes the progress file.
 pub(super) fn forget(files: &VolumeFiles) {
-    let _ = fs::remove_file(&files.step); // mostly there was nothing to tell
+    let _ = fs::remove_file(&files.step); // in most cases there is no such file
 }
 
-/// The progress of a daemon that is coming up, if it has written any.
+/// The progress that a starting daemon has written, if any.
 pub(super) fn noted(files: &VolumeFiles) -> Option<String> {
     let text = fs::read_to_string(&files.step).ok()?;
-    // It may be written just now.
+    // The daemon may be writing it at this moment.
     text.lines().next().map(str::to_owned)
 }
 
-/// The opening of a log.
+/// The progress reports of a log's opening.
 pub(super) struct Opening<'a> {
     progress: &'a dyn Fn(&str),
     last: Cell<Option<Instant>>,
@@ -45,7 +45,7 @@ impl<'a> Opening<'a> {
         Self { progress, last: Cell::new(None), notified: Cell::new(None) }
     }
 
-    /// Tells of a step, unless the last one was told just now.
+    /// Reports a step, unless the last report was too recent.
     pub fn at(&self, step: Step) {
         let now = Instant::now();
         if due(&self.last, TELL, now) {

@@ -1,9 +1,9 @@
-//! The process that serves a volume, found by the lock that it holds: also where the files of the
-//! volume were removed below it, or it does not answer.
+//! Finds the process that serves a volume by the lock that it holds, even if the volume's files
+//! were removed, or it does not answer.
 //!
-//! Invariant: a process is signalled only if it had the lock of that very volume open after the
-//! handle for signalling it was made, or is being ended by the kernel already; so a process number
-//! that was given away again does no harm.
+//! Invariant: a process is signalled only if it had this very volume's lock open after the handle
+//! for the signal was made, or the kernel is already ending it; so a reused process number does no
+//! harm.
 
 use crate::config::paths::VolumeFiles;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Upon this signal a daemon makes its files in the run directory anew, where they were removed.
+/// On this signal a daemon makes its removed files in the run directory anew.
 pub(super) const RESTORE: Signal = Signal::USR1;
 
 /// A process that holds the lock of a volume.
@@ -22,24 +22,24 @@ pub struct Process {
     handle: OwnedFd,
 }
 
-/// What a process that does not answer is doing.
+/// The condition of a process that does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// It runs, or waits for something.
+    /// It runs or waits.
     Alive,
-    /// It was stopped (`SIGSTOP`), and goes on upon `SIGCONT`.
+    /// It was stopped (`SIGSTOP`), and continues on `SIGCONT`.
     Stopped,
     /// It was killed, and the kernel is ending it.
     Dying,
 }
 
 impl Process {
-    /// The process that holds the lock of a volume, also in a lock file that was removed.
+    /// The process that holds the lock of a volume, even in a removed lock file.
     pub fn of(files: &VolumeFiles) -> Option<Self> {
         Self::find(files, None)
     }
 
-    /// The same, if it is another one than this.
+    /// As [`Process::of`], but never this process.
     pub fn beside_me(files: &VolumeFiles) -> Option<Self> {
         Self::find(files, Some(std::process::id()))
     }
@@ -54,29 +54,29 @@ impl Process {
             let process = Self { pid, handle: handle.ok()? };
             let is_it = match process.opened(&path) {
                 Some(is_open) => is_open,
-                // Its descriptors are being closed, and one of them does not come to an end.
+                // Its descriptors are being closed, and closing one of them does not end.
                 None => inode == Some(of) && process.condition() == Condition::Dying,
             };
             is_it.then_some(process)
         })
     }
 
-    /// Its number.
+    /// The process number.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// What it is doing.
+    /// The present condition.
     pub fn condition(&self) -> Condition {
         condition(&self.about("status"), &self.about("stat"))
     }
 
-    /// Whether it makes removed files anew when it is told to.
+    /// Whether the process handles `RESTORE`.
     pub fn restores(&self) -> bool {
         signals(&self.about("status"), "SigCgt") & bit(RESTORE) != 0
     }
 
-    /// Sends it a signal; one that has ended does not get it.
+    /// Sends a signal; a process that has ended does not get it.
     pub fn signal(&self, signal: Signal) {
         let _ = pidfd_send_signal(&self.handle, signal);
     }
@@ -85,8 +85,8 @@ impl Process {
         fs::read_to_string(format!("/proc/{}/{file}", self.pid)).unwrap_or_default()
     }
 
-    /// Whether it has the file `path` open, also one that was removed; `None` if it has none at
-    /// all.
+    /// Whether the process has the file `path` open, even if the file was removed; `None` if it has
+    /// no file open at all.
     fn opened(&self, path: &Path) -> Option<bool> {
         let mut removed = path.as_os_str().to_owned();
         removed.push(" (deleted)");
@@ -98,7 +98,7 @@ impl Process {
     }
 }
 
-/// The path of a file whose directory may be named by links, as the kernel writes it.
+/// The path of a file as the kernel writes it: with links in the directory's path resolved.
 fn true_path(file: &Path) -> PathBuf {
     let dir = file.parent().and_then(|dir| fs::canonicalize(dir).ok());
     dir.zip(file.file_name()).map_or_else(|| file.to_owned(), |(dir, name)| dir.join(name))
@@ -108,13 +108,13 @@ fn true_path(file: &Path) -> PathBuf {
 fn parse_lock(line: &str) -> Option<(u32, u64)> {
     let mut words = line.split_whitespace().skip(1);
     if words.next()? != "FLOCK" {
-        return None; // also a waiter: `1: -> FLOCK …`
+        return None; // a waiter, too: `1: -> FLOCK …`
     }
     let pid = words.nth(2)?.parse().ok()?;
     Some((pid, words.next()?.rsplit(':').next()?.parse().ok()?))
 }
 
-/// From `/proc/PID/status` and `/proc/PID/stat`; both are empty when the process is gone.
+/// The condition by `/proc/PID/status` and `/proc/PID/stat`; both are empty if the process is gone.
 fn condition(status: &str, stat: &str) -> Condition {
     /// `PF_EXITING` of the kernel.
     const EXITING: u64 = 4;

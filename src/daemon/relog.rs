@@ -1,7 +1,7 @@
-//! Another log under a volume: what it takes, and that nothing is left in the old one.
+//! Gives a volume another log: checks the new one, and that nothing is left in the old one.
 //!
-//! Invariant: the next daemon serves the new log only after the old one was drained and closed in
-//! order, and no block of it is lost; then the old one holds nothing, and may come back one day.
+//! Invariant: the next daemon serves the new log only after the old log was drained and closed in
+//! order, and none of its blocks is lost; then the old log holds nothing, and may come back later.
 
 use crate::config::Plan;
 use crate::control::NewLog;
@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 use crate::remedy;
 use std::path::Path;
 
-/// The plan with that log, if it can be had. `records` is where this machine keeps what it knows of
-/// backing stores.
+/// The plan with another log. `records` is the directory with this machine's records of backing
+/// stores.
 ///
 /// # Errors
 /// The volume has no backing store; or the log's drive can't be used.
@@ -20,7 +20,7 @@ pub(super) fn plan(now: &Plan, log: &NewLog, records: &Path) -> Result<Plan> {
     let next = now.with_log(Some((path, *wipe)))?;
     let log = |plan: &Plan| plan.log.as_ref().map(|l| (l.log.clone(), l.backing.clone()));
     let Some((path, backing)) = log(&next).filter(|(path, _)| {
-        // The one that it has is in use, and what it holds comes along.
+        // The volume's present log is in use, and keeps what it holds.
         log(now).is_none_or(|(before, _)| before != *path)
     }) else {
         return Err(
@@ -33,11 +33,11 @@ pub(super) fn plan(now: &Plan, log: &NewLog, records: &Path) -> Result<Plan> {
     Ok(next)
 }
 
-/// Refuses another log while this one alone knows which blocks are lost: without it they would read
-/// as what the backing store had before.
+/// Refuses another log while only the present one knows which blocks are lost: without it these
+/// would read as the backing store had them before.
 ///
 /// # Errors
-/// There are such blocks.
+/// Blocks are lost.
 pub(super) fn refuse_lost(volume: &dyn Serving) -> Result<()> {
     let lost: u64 = volume.stats().log_lost_blocks.iter().map(|&(_, count)| count).sum();
     if lost == 0 {

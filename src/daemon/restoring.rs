@@ -1,5 +1,5 @@
-//! The files by which a daemon is found: made anew where they were removed below it, for example by
-//! a cleaner of temporary files.
+//! Makes a daemon's files in the run directory anew if they were removed, for example by a cleaner
+//! of temporary files.
 
 use super::log;
 use super::process::RESTORE;
@@ -10,20 +10,19 @@ use crate::error::{Context, Result};
 use crate::private;
 use std::sync::Arc;
 
-/// What a daemon holds of its files in the run directory.
+/// The open files of a daemon in the run directory.
 pub(super) struct Presence {
     pub control: Server,
     pub lock: Lock,
 }
 
-/// The signal upon which a daemon looks after its files.
+/// The signal on which a daemon checks its files.
 pub(super) fn signal() -> i32 {
     RESTORE.as_raw()
 }
 
 impl Running {
-    /// Makes those of its files anew that were removed. What fails is logged, and is tried again
-    /// when it is next asked for.
+    /// Makes removed files anew. Failures are logged, and the next signal tries again.
     pub(super) fn restore(self: &Arc<Self>, presence: &mut Presence) {
         let state = || match self.files.state.exists() {
             true => Ok(()),

@@ -1,16 +1,16 @@
-//! How much a volume in memory has room for yet.
+//! Estimates the remaining capacity of a volume in memory.
 
 use crate::config::Plan;
 use crate::stats::Stats;
 
-/// Of the memory that is full, less than this part says little of what follows.
+/// The part of the memory limit that must be used before the estimate is worth reporting.
 const TELLING: u64 = 8;
-/// Cleaning brings memory down to this many percent of the payload.
+/// Percent of the payload that memory takes after cleaning.
 const CLEANED_PERCENT: u64 = 106;
 
-/// Bytes of data that fit in what is free of memory, up to the highest limit, and of the spill
-/// device, if they compress as what is stored does; `None` for other volumes, and while too little
-/// is stored to tell.
+/// Bytes of data that still fit in memory, up to the highest limit, and on the spill device, if
+/// they compress like the stored data. `None` for other volumes, and while too little is stored to
+/// tell.
 pub(super) fn room(stats: &Stats, plan: &Plan) -> Option<u64> {
     if plan.log.is_some() || plan.backing.is_some() {
         return None;

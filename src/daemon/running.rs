@@ -1,4 +1,4 @@
-//! The daemon itself, from the lock to the last file removed.
+//! The daemon itself, from taking the lock to removing the last file.
 
 use super::limiter::Limiter;
 use super::making::{self, Made};
@@ -25,31 +25,31 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How long a process that only looks at a lock may be in the way.
+/// How long a process that only checks the lock may hold it.
 pub const LOOKERS: Duration = Duration::from_millis(300);
-/// How long a question waits while the export is being stopped.
+/// How long a request waits while the export is being stopped.
 pub(super) const BUSY: Duration = Duration::from_secs(2);
-/// How long a client that has hung up may take to be gone.
+/// How long a client that has hung up may still count as a holder.
 const LEAVING: Duration = Duration::from_secs(1);
-/// Events that have not been looked at yet, at most: there is memory for them from the beginning.
+/// The most queued events; their memory is allocated at the start.
 const EVENTS: usize = 64;
-/// How often a daemon that was asked to end looks whether its device is still held.
+/// Interval between checks whether the device is still held, for a daemon that was asked to end.
 const RETRY: Duration = Duration::from_millis(250);
 
-/// What a daemon says once its device is usable.
+/// A daemon's report once its device is usable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ready {
-    /// What users open.
+    /// The paths or addresses that users open.
     pub endpoints: Vec<String>,
     /// The daemon's process.
     pub pid: u32,
-    /// The volume as it is.
+    /// The plan as carried out.
     pub plan: Plan,
-    /// What an earlier daemon of that name had left, and is now removed.
+    /// Removed leftovers of an earlier daemon of this volume, in words.
     pub removed: Vec<String>,
-    /// What else the user should know.
+    /// Further notes for the user.
     pub notes: Vec<String>,
-    /// What of it is lost that no user has taken note of.
+    /// Lost data that no user has noted yet, in words.
     #[serde(default)]
     pub loss: Option<String>,
 }
@@ -58,27 +58,27 @@ pub struct Ready {
 pub(super) struct Running {
     pub(super) name: String,
     pub(super) volume: Arc<dyn Serving>,
-    /// Why the device must not be swap, if that is so.
+    /// Why the device must not be swap; `None` if it may.
     pub(super) unsafe_for_swap: Option<String>,
-    /// Itself, for threads that work for it.
+    /// This object, for threads that work for it.
     pub(super) me: Weak<Self>,
-    /// Lock of changes to the volume's sizes; taken before `state`.
+    /// Lock for changes of the volume's sizes; taken before `state`.
     pub(super) changing: Mutex<()>,
-    /// Has the limit on memory adapt, if it does.
+    /// Adapts the memory limit; `None` if the limit is fixed.
     pub(super) limiter: Mutex<Option<Limiter>>,
-    /// Lock of changes to what the device is used for.
+    /// Lock for changes of the device's use.
     using: Mutex<()>,
-    /// `None` once it is stopped.
+    /// `None` once the export is stopped.
     pub(super) export: Mutex<Option<Box<dyn Export>>>,
     pub(super) state: Mutex<State>,
     pub(super) files: VolumeFiles,
     pub(super) events: Mutex<SyncSender<Event>>,
     pub(super) memory_holder: Mutex<Option<MemoryHolder>>,
-    /// Where this machine keeps what it knows of backing stores.
+    /// Directory with this machine's records of backing stores.
     pub(super) records: PathBuf,
-    /// What the next daemon is to serve, if that is something else.
+    /// The plan of the next daemon, if another one.
     pub(super) next: Mutex<Option<Plan>>,
-    /// How many wait for the log to be drained.
+    /// The number of control requests that wait for the log to be drained.
     pub(super) draining: Mutex<usize>,
 }
 
@@ -89,34 +89,34 @@ pub enum End {
     Down,
     /// The volume waits for its next daemon.
     Left,
-    /// The same, and this process is to be that daemon.
+    /// The volume waits for its next daemon, which this process becomes.
     Again,
 }
 
-/// What a daemon is to do, and where.
+/// A daemon's order.
 pub struct Order<'a> {
-    /// The volume.
+    /// The volume's plan.
     pub plan: Plan,
-    /// Its files.
+    /// Its directories.
     pub paths: &'a Paths,
-    /// How long another daemon may still have the volume.
+    /// How long to wait for another daemon to release the volume.
     pub patience: Duration,
-    /// Whether another process watches this one.
+    /// Whether a supervisor watches this process.
     pub foreground: bool,
-    /// Whether there has to be something to go on with.
+    /// Whether there must be an earlier daemon to take over from.
     pub follows: bool,
-    /// Whether it is still wanted, asked as long as another daemon has the volume.
+    /// Whether the daemon is still wanted; called while another daemon has the volume.
     pub wanted: &'a dyn Fn() -> bool,
 }
 
-/// Runs a daemon in this process until it is told to end. `ready` hears what users may know once
-/// the device is usable; if that fails, the daemon of a new volume ends (no user would know that it
-/// runs), and one that goes on with what was kept serves that. `progress` hears now and then how
-/// far a volume is that takes its time.
+/// Runs a daemon in this process until it is told to end. `ready` is called once the device is
+/// usable. If that fails, the daemon of a new volume ends (no user would know that it runs), but
+/// one that took a volume over serves it. `progress` is called now and then while the volume comes
+/// up.
 ///
 /// # Errors
-/// Whatever kept the volume from coming up; then nothing is left behind but what an earlier daemon
-/// left for this one. Later trouble is logged.
+/// The reason why the volume did not come up; then only the leftovers of an earlier daemon remain.
+/// Later trouble is logged.
 pub fn run(
     order: Order<'_>,
     progress: &dyn Fn(&str),
@@ -162,7 +162,7 @@ pub fn run(
             if goes_on {
                 log::line("what the last daemon left is kept");
             } else if let Err(left) = state::clean(lock, &files) {
-                // The error to tell is the first; what can't be removed stays in the state file.
+                // The first error is reported; what can't be removed stays in the state file.
                 log::line(&left.to_string());
             }
             return Err(e);
@@ -180,7 +180,7 @@ pub fn run(
         Ok(()) => wait(&running, &inbox, &mut presence),
         Err(e) => {
             log::line(&e.to_string());
-            // A volume that was there before does not end with the caller that is gone.
+            // A volume that existed before does not end with its caller.
             if goes_on { wait(&running, &inbox, &mut presence) } else { running.give_up() }
         }
     };
@@ -203,14 +203,14 @@ pub(super) fn being_changed(running: &Running) -> Error {
     Error::busy(format!("volume `{}` is being changed", running.name)).hint("try again soon")
 }
 
-/// What it takes to bring a volume up.
+/// The input for bringing a volume up.
 struct Bringing<'a> {
     plan: Plan,
     paths: &'a Paths,
     files: &'a VolumeFiles,
     foreground: bool,
     progress: &'a dyn Fn(&str),
-    /// Why this process must not carry swap, if that is so.
+    /// Why this process must not carry swap; `None` if it may.
     unprepared: Option<String>,
 }
 
@@ -223,7 +223,7 @@ impl Bringing<'_> {
     ) -> Result<(Arc<Running>, Server)> {
         let Self { mut plan, paths, files, .. } = self;
         if let Some(bounds) = plan.ram_auto.filter(|_| plan.is_volatile()) {
-            // What the last daemon had come to, it had come to by what was true then.
+            // The limit that the last daemon had adapted may no longer fit the machine.
             plan.ram_limit_bytes = bounds.max_bytes;
         }
         let again = inherited.taken_up(&plan);
@@ -239,7 +239,7 @@ impl Bringing<'_> {
         plan.made(accepted);
         plan.sector_bytes = Some(making::sector(&plan, &*volume)?);
         swapping::watch(&plan, events.clone());
-        // Before anything can be written into it.
+        // Before anything can be written to the memory.
         let holder = MemoryHolder::start(kept, files.keep.clone())?;
         let control = Leftover::Socket(files.control.clone());
         let with_control = |mut leftovers: Vec<Leftover>| {
@@ -264,7 +264,7 @@ impl Bringing<'_> {
         let export = match serve::start(&state.plan, paths, device, &again) {
             Ok(export) => export,
             Err(e) => {
-                // What was there before is not this daemon's, and may be the reason of the failure.
+                // Older leftovers are not this daemon's, and may be the reason of the failure.
                 state.leftovers.retain(|left| again.contains(left) || !before.contains(left));
                 if let Err(second) = state.write(files) {
                     log::line(&second.to_string());
@@ -285,8 +285,8 @@ impl Bringing<'_> {
     }
 }
 
-/// Waits until the export is stopped: by `down` or `restart`, or by a signal. Upon that a device
-/// that can wait is left to the next daemon; any other is stopped once it is released, or by a
+/// Waits until the export is stopped: by `down`, `restart` or a signal. On a signal, a device that
+/// can wait is left to the next daemon. Any other device is stopped once it is released, or on a
 /// second signal even while it is held.
 fn wait(running: &Arc<Running>, inbox: &Receiver<Event>, presence: &mut Presence) -> End {
     let mut troubles = Troubles::new();
@@ -328,7 +328,7 @@ fn wait(running: &Arc<Running>, inbox: &Receiver<Event>, presence: &mut Presence
     }
 }
 
-/// Lets the volume's drives go once no other thread has the volume: one that just answered may.
+/// Closes the volume's drives once no other thread has the volume: a thread that just answered may.
 fn let_go(volume: Arc<dyn Serving>) {
     let until = Instant::now() + LEAVING;
     while Arc::strong_count(&volume) > 1 {
@@ -367,9 +367,9 @@ impl Running {
         })
     }
 
-    /// What users may know now that the device is usable.
+    /// The report for users, now that the device is usable.
     fn ready(&self, removed: Vec<String>, notes: Vec<String>) -> Ready {
-        // `stats` looks at `state` itself.
+        // `stats` locks `state` itself.
         let loss = self.stats().loss();
         Ready {
             endpoints: self.export.lock().as_ref().map(|e| e.endpoints()).unwrap_or_default(),
@@ -381,7 +381,8 @@ impl Running {
         }
     }
 
-    /// The export, unless it is stopped, or being stopped or changed for longer than [`BUSY`].
+    /// The export, unless it is stopped, or another thread stops or changes it for longer than
+    /// [`BUSY`].
     pub(super) fn export(&self) -> Result<MutexGuard<'_, Option<Box<dyn Export>>>> {
         match self.export.try_lock_for(BUSY) {
             Some(export) if export.is_some() => Ok(export),
@@ -394,9 +395,10 @@ impl Running {
         if self.state.lock().foreground { End::Again } else { End::Left }
     }
 
-    /// Ends everything else once the export is stopped. Of a volume that is down, the drives go
-    /// before the lock: a process that finds that gone may use them. A next daemon gets the lock
-    /// first: it waits for the drives by itself, and not for memory that is unmapped meanwhile.
+    /// Ends everything else after the export was stopped. If the volume is down, its drives are
+    /// closed before the lock is released: a process that finds the lock free may use them. A next
+    /// daemon gets the lock first: it waits for the drives itself, and need not wait while this
+    /// process unmaps memory.
     fn end(self: Arc<Self>, end: End, presence: Presence) {
         let Presence { control, lock } = presence;
         let limiter = self.limiter.lock().take();
@@ -407,7 +409,8 @@ impl Running {
         match (self.volume.close(), self.next.lock().take()) {
             (Err(e), _) => log::line(&e.to_string()),
             (Ok(()), Some(next)) => {
-                // Only now: until here a log that holds something would have been forgotten.
+                // Only after the close: before it, the new plan would forget a log that still holds
+                // data.
                 let mut state = self.state.lock();
                 state.plan = next;
                 if let Err(e) = state.write(&self.files) {
@@ -448,7 +451,7 @@ impl Running {
         }
     }
 
-    /// Refuses what must not be done to a device that is held.
+    /// Refuses while the device is held.
     pub(super) fn refuse_holders(&self, hint: impl Into<String>) -> Result<()> {
         let holders = self.holders_that_stay()?;
         if holders.is_empty() {
@@ -458,7 +461,7 @@ impl Running {
         Err(Error::busy(format!("volume `{name}` is in use: {holders}")).hint(hint))
     }
 
-    /// Begins the use that the plan gives the device. Returns a note for the user.
+    /// Starts the device's use that the plan says. Returns a note for the user.
     pub(super) fn begin_use(&self, progress: &dyn Fn(&str)) -> Result<Option<String>> {
         let progress = |what: &str| {
             notify::extend(what);
@@ -475,7 +478,7 @@ impl Running {
         Ok(homes.about().filter(|_| is_swap && empty))
     }
 
-    /// Takes the device out of that use again.
+    /// Ends the device's use.
     pub(super) fn end_use(&self) -> Result<()> {
         let Some(usage) = self.state.lock().plan.usage.clone() else { return Ok(()) };
         usage::end(&usage, &self.device()?)?;
@@ -483,7 +486,7 @@ impl Running {
         Ok(())
     }
 
-    /// Ends what is left of a job whose runner has ended. `force`: also when it has not.
+    /// Ends the processes of a job whose runner has ended; with `force` even if it has not.
     pub(super) fn end_job(&self, force: bool) -> Result<()> {
         self.refuse_job(force)?;
         let Some(job) = self.state.lock().plan.job.clone() else { return Ok(()) };
@@ -502,7 +505,7 @@ impl Running {
         }
     }
 
-    /// The block device.
+    /// Path of the block device.
     pub(super) fn device(&self) -> Result<PathBuf> {
         let first = self.export()?.as_ref().and_then(|e| e.endpoints().into_iter().next());
         first.map(PathBuf::from).ok_or_else(|| {
@@ -511,7 +514,7 @@ impl Running {
         })
     }
 
-    /// The right to change what the device is used for.
+    /// Locks the device's use against other changes.
     pub(super) fn turn(&self) -> Result<MutexGuard<'_, ()>> {
         self.using.try_lock_for(BUSY).ok_or_else(|| being_changed(self))
     }

@@ -1,4 +1,4 @@
-//! Where a plan's export is chosen and started: the one place that knows all front-ends.
+//! Chooses and starts a plan's export: the one place that knows all front-ends.
 
 use super::itself;
 use crate::config::paths::VolumeFiles;
@@ -11,23 +11,23 @@ use crate::export::{self, Export, Leftover, nbd};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Where block devices are linked.
+/// Directory of the links to block devices.
 const LINKS: &str = "/dev/ztier";
 
-/// The export that will be used, and why.
+/// The chosen export, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chosen {
-    /// Which one.
+    /// The export.
     pub kind: Kind,
-    /// Why this one, in a few words.
+    /// The reason, in a few words.
     pub why: String,
 }
 
 /// Chooses the export for `settings` on this machine, for this user.
 ///
 /// # Errors
-/// When what was asked for does not work here (the text says what would), or settings contradict
-/// each other.
+/// The requested export does not work here (the text says what would), or settings contradict each
+/// other.
 pub fn choose(settings: &Settings) -> Result<Chosen> {
     let wants_nbd = settings.nbd_listen.is_some() || settings.socket.is_some();
     let kind = match settings.export.unwrap_or_default() {
@@ -58,7 +58,7 @@ pub fn choose(settings: &Settings) -> Result<Chosen> {
     }
 }
 
-/// The best export that works here, for this user.
+/// The best export that works here for this user.
 fn best() -> Chosen {
     let no_ublk = match ublk::available() {
         Ok(()) => return Chosen { kind: Kind::Ublk, why: "the kernel has ublk".into() },
@@ -76,14 +76,13 @@ fn best() -> Chosen {
     }
 }
 
-/// Prepares this process for the plan's export. Comes before the first thread.
-///
-/// Returns why it must not carry swap, if that is so.
+/// Prepares this process for the plan's export, before it has a second thread. Returns why it must
+/// not carry swap; `None` if it may.
 ///
 /// # Errors
-/// The volume shall carry swap, this process is not allowed what that needs, and swap was not
-/// forced. For a job that is only told: its limit makes it swap while the machine itself has
-/// memory. Or no sockets were handed over that the plan names.
+/// The volume is to carry swap, this process lacks the rights for that, and swap was not forced.
+/// For a job the reason is only returned: its own limit makes it swap while the machine has memory.
+/// Or the plan needs inherited sockets, and there are none.
 pub fn prepare(plan: &Plan) -> Result<Option<String>> {
     itself::call("ztier", &plan.name);
     itself::keep_out_of_dumps();
@@ -116,8 +115,8 @@ pub fn planned(plan: &Plan, paths: &Paths) -> Vec<Leftover> {
     }
 }
 
-/// What there is of the devices and sockets of a volume, as far as its name alone tells: for one
-/// whose state file is gone.
+/// A volume's devices and sockets that can be found by its name alone, for a volume without a state
+/// file.
 pub fn traces(files: &VolumeFiles) -> Vec<Leftover> {
     let mut left = export::traces(&files.name, &files.run, Path::new(LINKS));
     let sockets = [&files.control, &files.nbd].map(|path| Leftover::Socket(path.clone()));
@@ -125,11 +124,11 @@ pub fn traces(files: &VolumeFiles) -> Vec<Leftover> {
     left
 }
 
-/// Starts the plan's export; when it returns, the volume is usable. `again` is what an earlier
-/// daemon left of a volume that goes on with all that it had: a device that waits is taken over.
+/// Starts the plan's export; when it returns, the volume is usable. `again` has the leftovers of
+/// the earlier daemon of a volume that is taken over: a device that waits is used again.
 ///
 /// # Errors
-/// Those of the front-end; nothing is left behind that was not there before.
+/// The front-end fails; then it has left nothing new behind.
 pub fn start(
     plan: &Plan,
     paths: &Paths,
@@ -167,7 +166,7 @@ fn nbd_options(plan: &Plan) -> nbd::Options {
     nbd::Options { name: plan.name.clone(), listen, max_connections: nbd::MAX_CONNECTIONS }
 }
 
-/// The block device through FUSE, in a program that was built with it.
+/// The block device through FUSE, in a program built with it.
 #[cfg(feature = "fuse")]
 mod block {
     use super::{Arc, Device, Export, Leftover, Paths, Plan, Result};
@@ -199,7 +198,7 @@ mod block {
     }
 }
 
-/// The block device through FUSE, in a program that was built without it.
+/// The block device through FUSE, in a program built without it.
 #[cfg(not(feature = "fuse"))]
 mod block {
     use super::{Arc, Device, Error, Export, Leftover, Paths, Plan, Result};

@@ -1,6 +1,6 @@
-//! Signals that ask the daemon to end, as events on a channel.
+//! Turns signals that ask the daemon to end into events on a channel.
 //!
-//! SIGHUP is caught and does nothing: closing a terminal takes no disk away from its users.
+//! SIGHUP is caught and ignored: closing a terminal must not take a disk from its users.
 
 use super::{log, restoring};
 use crate::error::{Context, Result};
@@ -9,28 +9,27 @@ use signal_hook::iterator::Signals;
 use std::sync::mpsc::SyncSender;
 use std::thread;
 
-/// What wakes the daemon's main thread.
+/// Events that wake the daemon's main thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// SIGTERM or SIGINT came.
+    /// SIGTERM or SIGINT arrived.
     Signal,
-    /// A command misses the files by which this daemon is found.
+    /// A command asks to restore missing files in the run directory.
     Restore,
-    /// The volume was left to the next daemon, through the control socket.
+    /// A control request left the volume to the next daemon.
     Left,
-    /// The volume was taken down through the control socket.
+    /// A control request took the volume down.
     Down,
     /// A drive has failed a request, or blocks are lost.
     Trouble,
-    /// The `ztier run` that the volume is for has ended without a word.
+    /// The `ztier run` that uses the volume ended without taking it down.
     Abandoned,
 }
 
-/// Sends an event for every SIGTERM, SIGINT and [`restoring::signal`] from now on, from a thread of
-/// its own.
+/// Starts a thread that sends an event for every SIGTERM, SIGINT and [`restoring::signal`].
 ///
 /// # Errors
-/// When the signals can't be caught.
+/// The signals can't be caught.
 pub fn watch(events: SyncSender<Event>) -> Result<()> {
     let restore = restoring::signal();
     let mut signals =

@@ -1,7 +1,7 @@
-//! A daemon that does not answer: telling it from one that is being ended, and ending it.
+//! Handles a daemon that does not answer: tells whether it is being ended, and ends it.
 //!
-//! Invariants: nothing here waits without a bound; a FUSE connection is aborted only when the
-//! process that serves it was killed.
+//! Invariants: every wait here is bounded; a FUSE connection is aborted only after the process that
+//! serves it was killed.
 
 use super::process::{Condition, Process};
 use super::state::Lock;
@@ -14,28 +14,28 @@ use crate::remedy;
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
-/// How long one question waits for its answer, before what the process is doing is looked at.
+/// How long one request waits for its answer before the process's condition is checked.
 const GLANCE: Duration = Duration::from_secs(1);
-/// How often what has no bound of its own is looked at.
+/// Interval between checks.
 const LOOK: Duration = Duration::from_millis(10);
-/// How long the kernel may take to end a killed process before something must be in its way.
+/// How long the kernel usually takes at most to end a killed process.
 const DYING: Duration = Duration::from_secs(3);
-/// How long it may take after that: it takes back the process's memory first.
+/// How long the kernel may take after that: it frees the process's memory first.
 const DYING_AT_MOST: Duration = Duration::from_secs(30);
 
 /// Whether a daemon answers.
 #[derive(Debug)]
 pub enum Answering {
-    /// It does.
+    /// The daemon answers.
     Yes,
-    /// There is none any more.
+    /// No daemon runs any more.
     Gone,
-    /// It does not.
+    /// The daemon does not answer.
     No(Process),
 }
 
-/// Asks the daemon of the volume whether it is there, for `patience` at most; not that long if it
-/// is stopped. One that was killed is waited for until it is gone.
+/// Asks the volume's daemon whether it answers, for `patience` at most; gives up at once if it is
+/// stopped. Waits until a killed daemon is gone.
 pub fn answering(files: &VolumeFiles, patience: Duration) -> Answering {
     let client = Client::new(&files.control);
     let deadline = Instant::now() + patience;
@@ -44,7 +44,7 @@ pub fn answering(files: &VolumeFiles, patience: Duration) -> Answering {
             if !Lock::is_held(files) {
                 return Answering::Gone;
             }
-            // Not visible from here (another namespace): only the socket tells.
+            // The process is not visible here (another namespace): only the socket can tell.
             match client.ask::<Version>(&Request::Ping, GLANCE) {
                 Err(_) if Instant::now() < deadline => std::thread::sleep(LOOK),
                 _ => return Answering::Yes,
@@ -58,7 +58,7 @@ pub fn answering(files: &VolumeFiles, patience: Duration) -> Answering {
         }
         match client.ask::<Version>(&Request::Ping, GLANCE) {
             Ok(_) => return Answering::Yes,
-            // It says what is wrong with it.
+            // The daemon answered that it is degraded.
             Err(e) if e.status() == Status::Degraded => return Answering::Yes,
             Err(_) => {}
         }
@@ -69,7 +69,7 @@ pub fn answering(files: &VolumeFiles, patience: Duration) -> Answering {
     }
 }
 
-/// Why a daemon that does not answer can't be asked to end, and what to do.
+/// The error for a daemon that does not answer and so can't be asked to end, with what to do.
 pub fn refusal(files: &VolumeFiles, process: &Process) -> Error {
     let (name, pid) = (&files.name, process.pid());
     let force = remedy::SILENT.of(name);
@@ -84,12 +84,12 @@ pub fn refusal(files: &VolumeFiles, process: &Process) -> Error {
     }
 }
 
-/// Ends a daemon that does not answer: kills it, and where it waits in the kernel for requests of
-/// its own device, aborts these. `progress` hears what is done. What it leaves is that of a daemon
-/// that died.
+/// Ends a daemon that does not answer: kills it, and aborts requests to its own device if it waits
+/// for them in the kernel. `progress` is called with what was done. The leftovers are those of a
+/// daemon that died.
 ///
 /// # Errors
-/// It does not end all the same.
+/// The process does not end.
 pub fn end(files: &VolumeFiles, process: &Process, progress: &dyn Fn(&str)) -> Result<()> {
     let (name, pid) = (&files.name, process.pid());
     if process.condition() != Condition::Dying {
@@ -115,7 +115,8 @@ pub fn end(files: &VolumeFiles, process: &Process, progress: &dyn Fn(&str)) -> R
     .hint(format!("the kernel holds it: see `dmesg` and /proc/{pid}/stack")))
 }
 
-/// Waits until no process has the volume's lock, for `patience` at most. Says whether that is so.
+/// Waits until no process holds the volume's lock, for `patience` at most. Returns whether none
+/// does.
 fn released(files: &VolumeFiles, patience: Duration) -> bool {
     let deadline = Instant::now() + patience;
     while Lock::is_held(files) {

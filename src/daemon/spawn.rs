@@ -1,7 +1,8 @@
-//! A daemon of its own: this program again, detached from the terminal, with one line of readiness.
+//! Starts a daemon: this program again, detached from the terminal, which reports once when it is
+//! ready.
 //!
-//! The plan goes to the child, and how far it is and its answer come back, over one socket pair
-//! that is the child's standard input, as messages like those of the control protocol.
+//! One socket pair, the child's standard input, carries the plan to the child, and the child's
+//! progress and answer back. The messages are like those of the control protocol.
 
 use super::memory_holder::Kept;
 use super::running::{End, LOOKERS, Ready, run};
@@ -23,13 +24,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a daemon may take until its device is usable, or it says how far it is.
+/// How long a daemon may take until its device is usable, or until its next progress report.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long a daemon that is late may take to end.
+/// How long a late daemon may take to end.
 const PATIENCE_TO_END: Duration = Duration::from_secs(5);
 
-/// Starts a detached daemon for `plan` and waits until its device is usable; `progress` hears how
-/// far it is.
+/// Starts a detached daemon for `plan` and waits until its device is usable. `progress` is called
+/// with the daemon's reports.
 ///
 /// # Errors
 /// As [`Starting::finish`].
@@ -37,25 +38,25 @@ pub fn spawn(plan: &Plan, paths: &Paths, progress: &dyn Fn(&str)) -> Result<Read
     Starting::begin(plan, paths, LOOKERS, false)?.finish(progress)
 }
 
-/// A daemon that was started. Dropping this without [`Starting::finish`] ends it.
+/// A daemon that was started. Dropping this before [`Starting::finish`] ends the daemon.
 pub struct Starting<'a> {
     plan: &'a Plan,
     paths: &'a Paths,
-    /// `None` once it is up, or gone.
+    /// `None` once the daemon is up, or gone.
     child: Option<Child>,
     ours: UnixStream,
-    /// How long it says nothing because another daemon has the volume.
+    /// How long the daemon may wait, without a report, for another daemon to release the volume.
     patience: Duration,
-    /// Whether it is to go on with memory that is kept.
+    /// Whether the daemon takes over kept memory.
     goes_on: bool,
 }
 
 impl<'a> Starting<'a> {
-    /// Starts one, which touches nothing of the volume while another daemon has it, for up to
-    /// `patience`.
+    /// Starts a daemon. It touches nothing of the volume while another daemon has it, and waits for
+    /// that up to `patience`.
     ///
     /// # Errors
-    /// When no process can be started.
+    /// No process can be started.
     pub fn begin(
         plan: &'a Plan,
         paths: &'a Paths,
@@ -75,8 +76,8 @@ impl<'a> Starting<'a> {
             .stderr(log)
             .spawn()
             .context(what())?;
-        // The Command, and with it our copy of the child's end, is gone: if the child dies, reading
-        // ends.
+        // The Command, and with it this process's copy of the child's end, is dropped: if the child
+        // dies, reading ends.
         let starting = Self { plan, paths, child: Some(child), ours, patience, goes_on };
         let patience_ms = patience.as_millis() as u64;
         let order = Envelope::new(Told { plan, paths, patience_ms, follows });
@@ -84,22 +85,23 @@ impl<'a> Starting<'a> {
         Ok(starting)
     }
 
-    /// Has it serve the volume whatever becomes of this process: the present daemon is told to go.
+    /// Tells the daemon to serve the volume even if this process ends: the present daemon is told
+    /// to go.
     pub fn stays(&self) {
         let said = self
             .ours
             .try_clone()
             .context("cannot tell the next daemon")
             .and_then(|to| send(&to, &Envelope::new(Stay {}), Instant::now() + PATIENCE));
-        // If it is gone, `finish` says so.
+        // If the daemon is gone, `finish` reports that.
         let _ = said;
     }
 
-    /// Waits until its device is usable; `progress` hears how far it is.
+    /// Waits until the device is usable. `progress` is called with the daemon's reports.
     ///
     /// # Errors
-    /// The daemon's own error; or that it died or was too late, and then it is ended and cleaned up
-    /// after.
+    /// The daemon's own error; or it died or was late: then it was ended, and its leftovers were
+    /// removed.
     pub fn finish(mut self, progress: &dyn Fn(&str)) -> Result<Ready> {
         match listen(&mut self.ours, progress, self.patience + PATIENCE).map(Reply::into_result) {
             Ok(Ok(ready)) => {
@@ -107,7 +109,7 @@ impl<'a> Starting<'a> {
                 serde_json::from_str(ready.get())
                     .context(format!("cannot understand the daemon of `{}`", self.plan.name))
             }
-            // It has cleaned up and is about to end; waiting leaves no process behind.
+            // The child has cleaned up and is about to end; waiting leaves no zombie.
             Ok(Err(e)) => Err(e),
             Err(e) => {
                 self.end();
@@ -129,7 +131,7 @@ impl Drop for Starting<'_> {
     }
 }
 
-/// What the parent tells the child.
+/// The parent's order to the child.
 #[derive(serde::Serialize)]
 struct Told<'a> {
     plan: &'a Plan,
@@ -138,7 +140,7 @@ struct Told<'a> {
     follows: bool,
 }
 
-/// The same, on the other side.
+/// The order as the child reads it.
 #[derive(serde::Deserialize)]
 struct Heard {
     plan: Plan,
@@ -149,21 +151,21 @@ struct Heard {
     follows: bool,
 }
 
-/// What the parent tells the child that shall go on without it.
+/// Tells the child to go on without the parent.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Stay {}
 
-/// What the child tells the parent.
+/// A message of the child to the parent.
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Word {
-    /// How far it is.
+    /// Its progress.
     Progress(String),
-    /// That it is up, or why not; the last word.
+    /// The last message: it is up, or the error.
     Done(Reply),
 }
 
-/// Waits for the child's last word, at most `patience` from one word to the next.
+/// Waits for the child's last message, at most `patience` from one message to the next.
 fn listen(ours: &mut UnixStream, progress: &dyn Fn(&str), patience: Duration) -> Result<Reply> {
     let mut rest = Vec::new();
     loop {
@@ -179,7 +181,7 @@ trait Arg0 {
 }
 
 impl Arg0 for Command {
-    /// What `ps` shows: `ztier daemon NAME`.
+    /// The name that `ps` shows: `ztier daemon NAME`.
     fn arg0_of(&mut self, name: &str) -> &mut Self {
         use std::os::unix::process::CommandExt;
         self.arg0("ztier").args(["daemon", name])
@@ -189,14 +191,14 @@ impl Arg0 for Command {
 /// Runs the child's side in this process, whose standard input is the socket pair.
 ///
 /// # Errors
-/// Only when no parent is there to be told; otherwise errors go to the parent.
+/// No parent is there to receive the error; otherwise errors go to the parent.
 pub fn detached_main() -> Result<()> {
-    // Fails only for a process that leads its group already, which is as good.
+    // Fails only for a process that already leads its group, which is equivalent.
     let _ = rustix::process::setsid();
     let input = std::io::stdin().as_fd().try_clone_to_owned().context("cannot use the input")?;
     let parent = UnixStream::from(input);
     let deadline = Instant::now() + PATIENCE;
-    // A word may come right behind the order.
+    // Another message may follow directly behind the order.
     let mut rest = Vec::new();
     let Heard { plan, paths, patience_ms, follows } =
         receive_next(&parent, &mut rest, LONGEST_REQUEST, deadline)
@@ -208,14 +210,14 @@ pub fn detached_main() -> Result<()> {
     };
     let done = |result| tell(Word::Done(Reply::of(result)));
     let progress = |text: &str| {
-        // Whether the parent still listens matters only when the device is usable.
+        // It matters only when the device is usable whether the parent still listens.
         let _ = tell(Word::Progress(text.to_owned()));
     };
     let mut is_ready = false;
     let patience = LOOKERS.max(Duration::from_millis(patience_ms));
     let parted = Cell::new(false);
     let wanted = || {
-        // A parent that hangs up without a word does not want the daemon any more.
+        // A parent that hangs up without a message no longer wants the daemon.
         let mut rest = rest.borrow_mut();
         if !parted.get() && (!rest.is_empty() || says_something(&parent)) {
             let deadline = Instant::now() + PATIENCE;
@@ -234,17 +236,17 @@ pub fn detached_main() -> Result<()> {
     if is_ready { ran.map(drop) } else { ran.map(drop).or_else(|e| done(Err(e))) }
 }
 
-/// Whether there is something to read, be it the end.
+/// Whether the stream is readable; its end counts, too.
 fn says_something(stream: &UnixStream) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&now)).is_ok_and(|n| n > 0)
 }
 
-/// Goes on in this process, in the foreground, as the volume's state file says: what a daemon in
-/// the foreground becomes when it replaces itself.
+/// Becomes the next daemon in this process, in the foreground, with the plan of the volume's state
+/// file: what a daemon in the foreground becomes when it replaces itself.
 ///
 /// # Errors
-/// When there is nothing to go on with, and those of [`run`].
+/// There is nothing to take over; and those of [`run`].
 pub fn again_main(name: &str) -> Result<()> {
     let paths = Paths::of_this_user()?;
     let state = match state::find(&paths, name) {
@@ -268,12 +270,11 @@ pub fn again_main(name: &str) -> Result<()> {
     follow(run(order, &progress, |_| Ok(()))?, name)
 }
 
-/// Ends a process in the foreground, or makes it the volume's next daemon: the program that is
-/// installed now, under the same process number, so that the process that watches it goes on
-/// watching.
+/// Ends a process in the foreground, or makes it the volume's next daemon: executes the now
+/// installed program under the same process number, so that its supervisor keeps watching it.
 ///
 /// # Errors
-/// When the program can't be started.
+/// The program can't be started.
 pub fn follow(end: End, name: &str) -> Result<()> {
     use std::os::unix::process::CommandExt;
     if end != End::Again {
@@ -284,14 +285,14 @@ pub fn follow(end: End, name: &str) -> Result<()> {
     Err(error).context(format!("cannot start the next daemon of volume `{name}`"))
 }
 
-/// What processes of this one are called in lists: as it is, `ztier` or `@ztier`. A service manager
-/// spares what begins with `@` when it kills all processes at shutdown.
+/// The name of processes that this one starts: as its own, `ztier` or `@ztier`. When a service
+/// manager kills all processes at shutdown, it spares names that begin with `@`.
 pub(super) fn shown_as() -> &'static str {
     let spared = std::env::args_os().next().is_some_and(|name| name.as_bytes().starts_with(b"@"));
     if spared { "@ztier" } else { "ztier" }
 }
 
-/// The file that this program was started from; if it was replaced meanwhile, its replacement.
+/// The file that this program was started from, or the file that replaced it since.
 fn installed() -> PathBuf {
     let itself = PathBuf::from("/proc/self/exe");
     let Ok(path) = std::fs::read_link(&itself) else { return itself };
@@ -304,14 +305,15 @@ fn open_log(path: &Path) -> Result<std::fs::File> {
     private::append(path).context(format!("cannot open the log {}", path.display()))
 }
 
-/// Ends a daemon that did not come up: politely, and soon without politeness. One that `goes_on`
-/// with memory that is kept would take the volume down if it was asked to: a kill loses nothing.
+/// Ends a daemon that did not come up: waits a moment, then sends SIGTERM, then SIGKILL. If it
+/// `goes_on` with kept memory, it gets no SIGTERM, which would make it take the volume down:
+/// SIGKILL loses nothing.
 fn end(child: &mut Child, goes_on: bool) {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let ways = [None, Some(Signal::TERM), Some(Signal::KILL)];
     for signal in ways.into_iter().filter(|way| !goes_on || *way != Some(Signal::TERM)) {
         if let (Some(pid), Some(signal)) = (pid, signal) {
-            let _ = kill_process(pid, signal); // it may have ended just now
+            let _ = kill_process(pid, signal); // the daemon may have ended just now
         }
         let wait = if signal.is_none() { Duration::from_millis(500) } else { PATIENCE_TO_END };
         let deadline = Instant::now() + wait;
@@ -324,7 +326,7 @@ fn end(child: &mut Child, goes_on: bool) {
     }
 }
 
-/// The error for a daemon that died or was late, after removing what it left.
+/// The error for a daemon that died or was late, after its leftovers were removed.
 fn after_failure(plan: &Plan, paths: &Paths, why: &Error) -> Error {
     let files = paths.volume(&plan.name);
     let last = std::fs::read_to_string(&files.log)
@@ -332,7 +334,7 @@ fn after_failure(plan: &Plan, paths: &Paths, why: &Error) -> Error {
         .and_then(|log| log.lines().rev().find(|line| !line.trim().is_empty()).map(str::to_owned))
         .map_or_else(String::new, |line| format!(" (its last words: {line})"));
     let cleaned = match state::find(paths, &plan.name) {
-        // It may be the next one's to go on with.
+        // The next daemon may take it over.
         Found::Dead(state) if state.kept && Kept::is_there(&files.keep) => {
             return Error::failure(format!(
                 "the daemon of volume `{}` did not come up: {why}{last}",
@@ -355,7 +357,7 @@ fn after_failure(plan: &Plan, paths: &Paths, why: &Error) -> Error {
 fn clean_up(files: &VolumeFiles) -> Result<()> {
     match Lock::acquire(files, Duration::from_secs(1))? {
         Some(lock) => state::clean(lock, files).map(drop),
-        None => Ok(()), // another process has the lock by now
+        None => Ok(()), // another process holds the lock by now
     }
 }
 
@@ -405,11 +407,11 @@ mod tests {
 
     #[test]
     fn who_says_how_far_it_is_may_take_longer() {
-        // A machine that is busy with something else may spoil some tries.
+        // A machine that is busy with other work may spoil some tries.
         assert!((0..5).any(|_| takes_longer_than(Duration::from_secs(1))));
     }
 
-    /// Whether a child that reports its progress is listened to for longer than `patience`.
+    /// Whether `listen` waits longer than `patience` for a child that reports its progress.
     fn takes_longer_than(patience: Duration) -> bool {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         let child = std::thread::spawn(move || {
@@ -419,7 +421,7 @@ mod tests {
                 let _ = send(&theirs, &message, Instant::now() + patience);
             };
             for i in 0..6 {
-                // Two at once: the second must not be lost with the first.
+                // Two messages at once: the second must not be lost with the first.
                 tell(Word::Progress(format!("{i}")));
                 tell(Word::Progress("and more".into()));
                 std::thread::sleep(patience / 4);

@@ -1,8 +1,8 @@
-//! What a daemon leaves in the run directory, and what is found there when it has died.
+//! A daemon's files in the run directory, and what they tell after it has died.
 //!
-//! Invariants: `NAME.lock` is locked (`flock`) as long as the daemon serves, so whether it does
-//! never depends on a process number; the lock counts also when its file was removed; `NAME.json`
-//! is replaced in one step; files are removed only under the lock.
+//! Invariants: the daemon holds `NAME.lock` (`flock`) while it serves, so a process number never
+//! decides whether it lives; the lock also counts after its file was removed; `NAME.json` is
+//! replaced in one step; files are removed only under the lock.
 
 use super::memory_holder::{self, Kept};
 use super::process::{Process, RESTORE};
@@ -25,31 +25,32 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long the kernel may take to end a process that was killed.
+/// How long the kernel may take to end a killed process.
 const DYING: Duration = Duration::from_secs(2);
 
 /// The state file of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
-    /// The daemon's process; only to be shown.
+    /// The daemon's process; only for display.
     pub pid: u32,
     /// When it started, in seconds since 1970.
     pub started_unix_s: u64,
-    /// What it was asked for.
+    /// The plan that the daemon carries out.
     pub plan: Plan,
     /// Whether a memory holder has the volume's memory.
     #[serde(default)]
     pub kept: bool,
-    /// How many daemons have gone on with what an earlier one had in memory.
+    /// The number of daemons that have taken this volume over from an earlier one.
     #[serde(default)]
     pub restarts: u64,
-    /// Bytes of what was swapped out for 100 bytes that this took, when swap was last ended.
+    /// The compression ratio when swap last ended, in percent: bytes swapped out for 100 bytes of
+    /// memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compresses_percent: Option<u64>,
-    /// Whether another process watches this one: then it replaces itself.
+    /// Whether a supervisor watches this process: then the daemon replaces itself by `exec`.
     #[serde(default)]
     pub foreground: bool,
-    /// What has to be removed if it dies, in this order.
+    /// What has to be removed if the daemon dies, in this order.
     pub leftovers: Vec<Leftover>,
 }
 
@@ -57,7 +58,7 @@ impl State {
     /// Replaces the state file in one step.
     ///
     /// # Errors
-    /// When it can't be written; then the old one is still there.
+    /// It can't be written; then the old one is still there.
     pub fn write(&self, files: &VolumeFiles) -> Result<()> {
         let what = || format!("cannot write {}", files.state.display());
         let new = unfinished(&files.state);
@@ -65,17 +66,17 @@ impl State {
         private::replace(&files.state, &new, &text, false).context(what())
     }
 
-    /// The state file, if there is one.
+    /// Reads the state file; `None` if there is none.
     ///
     /// # Errors
-    /// When it can't be read.
+    /// It can't be read.
     pub fn read(files: &VolumeFiles) -> Result<Option<Self>> {
         let what = || format!("cannot read {}", files.state.display());
         match fs::read(&files.state) {
             Ok(text) => {
                 let mut state: Self = serde_json::from_slice(&text).context(what())?;
                 if let Some(log) = &mut state.plan.log {
-                    // What was asked for once; daemons of before noted it.
+                    // These flags apply once; older daemons stored them.
                     (log.moved, log.abandon) = (false, false);
                 }
                 Ok(Some(state))
@@ -93,17 +94,17 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Takes the lock of a volume. `Ok(None)` when another process still has it after `patience`
-    /// (a process that only looks whether a daemon lives has it for an instant), also in a file
-    /// that was removed.
+    /// Takes the lock of a volume. Returns `Ok(None)` if another process still holds it after
+    /// `patience`, even in a removed file. (A process that only checks whether a daemon lives holds
+    /// it for an instant.)
     ///
     /// # Errors
-    /// When the lock file can't be made.
+    /// The lock file can't be made.
     pub fn acquire(files: &VolumeFiles, patience: Duration) -> Result<Option<Self>> {
         Self::acquire_while(files, patience, &|| true)
     }
 
-    /// The same, as long as it is `wanted`.
+    /// As [`Lock::acquire`], but gives up when `wanted` returns `false`.
     ///
     /// # Errors
     /// As [`Lock::acquire`].
@@ -119,13 +120,14 @@ impl Lock {
             let (file, is_new) = open_lock(path).context(what())?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) if is_new && has_traces(files) && Process::beside_me(files).is_some() => {
-                    let _ = fs::remove_file(path); // it would hide the lock that counts
+                    let _ = fs::remove_file(path); // it would hide the lock that the daemon holds
                     if Instant::now() >= deadline {
                         return Ok(None);
                     }
                     std::thread::sleep(Duration::from_millis(50));
                 }
-                // The file may have been removed between open and lock; then it locks nothing.
+                // The file may have been removed between open and lock; then the lock is worth
+                // nothing.
                 Ok(()) if same_file(&file, path) => {
                     return Ok(Some(Self { path: path.clone(), file }));
                 }
@@ -139,9 +141,9 @@ impl Lock {
         }
     }
 
-    /// Whether a living daemon has the lock.
+    /// Whether a living daemon holds the lock.
     pub fn is_held(files: &VolumeFiles) -> bool {
-        // Reading is enough, also where a service manager has made everything read-only.
+        // Read access is enough, and works where a service manager has made everything read-only.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         match rustix::fs::open(&files.lock, flags, Mode::empty()) {
             Ok(file) => {
@@ -155,7 +157,7 @@ impl Lock {
     /// Makes the lock file anew if it was removed.
     ///
     /// # Errors
-    /// When it can't be made.
+    /// The file can't be made.
     pub(super) fn restore(&mut self) -> Result<()> {
         let what = || format!("cannot make {} anew", self.path.display());
         if same_file(&self.file, &self.path) {
@@ -166,25 +168,25 @@ impl Lock {
         let (file, _) = open_lock(&new).context(what())?;
         flock(&file, FlockOperation::NonBlockingLockExclusive).context(what())?;
         fs::rename(&new, &self.path).context(what())?;
-        self.file = file; // in this order it is locked all the while
+        self.file = file; // only now drop the old lock: the volume stays locked throughout
         Ok(())
     }
 
-    /// Removes the lock file and gives the lock up.
+    /// Removes the lock file and releases the lock.
     fn remove(self) {
-        // A file that stays locks nothing.
+        // A file that stays is not locked.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// The name of a file of the run directory until it is whole.
+/// The temporary name of a file of the run directory until it is complete.
 fn unfinished(file: &Path) -> PathBuf {
     let mut name = file.as_os_str().to_owned();
     name.push(".new");
     name.into()
 }
 
-/// Opens a lock file, and says whether it was made just now.
+/// Opens a lock file. Returns whether it was made just now.
 fn open_lock(path: &Path) -> std::io::Result<(OwnedFd, bool)> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     loop {
@@ -193,13 +195,13 @@ fn open_lock(path: &Path) -> std::io::Result<(OwnedFd, bool)> {
             there => return Ok((there?, false)),
         }
         match private::create_new(path) {
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => {} // made by another process just now
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {} // another process made it just now
             made => return made.map(|file| (file.into(), true)),
         }
     }
 }
 
-/// Whether there is anything of a volume but, perhaps, its lock.
+/// Whether a volume has any other files, devices or sockets than its lock.
 fn has_traces(files: &VolumeFiles) -> bool {
     let there = |file: &PathBuf| fs::symlink_metadata(file).is_ok();
     [&files.state, &files.control, &files.keep].into_iter().any(there)
@@ -213,20 +215,20 @@ fn same_file(file: &OwnedFd, path: &Path) -> bool {
     }
 }
 
-/// What is known about a volume of this user.
+/// The state of a volume of this user.
 #[derive(Debug)]
 pub enum Found {
     /// Its daemon lives.
     Up(Option<Box<State>>),
-    /// Its daemon died and left things behind.
+    /// Its daemon died and left its state file.
     Dead(Box<State>),
-    /// Its daemon died, and its state file can't be read, or is gone though memory was kept.
+    /// Its daemon died, and its state file can't be read, or is missing although memory was kept.
     Broken(Error),
     /// There is no such volume.
     Nothing,
 }
 
-/// Looks for a volume in the run directory.
+/// Looks a volume up in the run directory.
 pub fn find(paths: &Paths, name: &str) -> Found {
     let files = paths.volume(name);
     let held = Lock::is_held(&files);
@@ -253,9 +255,8 @@ pub fn find(paths: &Paths, name: &str) -> Found {
     }
 }
 
-/// The same for a command that is about to bring the volume up. A daemon that was killed has its
-/// lock until the kernel has taken all of its memory back, and does not answer: this waits for its
-/// end.
+/// As [`reach`], for a command that brings the volume up. A killed daemon holds its lock until the
+/// kernel has freed all of its memory, and does not answer: this waits for its end.
 pub fn settled(paths: &Paths, name: &str) -> Found {
     let client = Client::new(&paths.volume(name).control);
     let answers = || client.ask::<serde_json::Value>(&Request::Ping, DYING).is_ok();
@@ -269,8 +270,8 @@ pub fn settled(paths: &Paths, name: &str) -> Found {
     }
 }
 
-/// The same for a command that needs the daemon: one that lives and lacks a file in the run
-/// directory, by which it would be found, is asked to make it anew.
+/// As [`find`], for a command that needs the daemon. If a living daemon lacks a file in the run
+/// directory by which others find it, it is asked to make the file anew.
 pub fn reach(paths: &Paths, name: &str) -> Found {
     let files = paths.volume(name);
     let found = find(paths, name);
@@ -287,26 +288,26 @@ pub fn reach(paths: &Paths, name: &str) -> Found {
     find(paths, name)
 }
 
-/// Names of all volumes that are up or left something behind.
+/// Names of all volumes that are up or left something.
 pub fn names(paths: &Paths) -> Vec<String> {
     Paths::names_in(&paths.run, &["json", "sock", "keep", "fuse"])
 }
 
-/// Removes what a dead daemon left behind, the memory that was kept, and the volume's files.
-/// Returns what was removed, in words.
+/// Removes the leftovers of a dead daemon, the kept memory, and the volume's files. Returns in
+/// words what was removed.
 ///
 /// # Errors
-/// When something is held or can't be removed; then the state file stays, so that it can be tried
+/// Something is held or can't be removed; then the state file stays, so that a later call can try
 /// again.
 pub fn clean(lock: Lock, files: &VolumeFiles) -> Result<Vec<String>> {
     clean_all(lock, files, false)
 }
 
-/// As [`clean`], but also removes a device that waits for its daemon and is held: its holders'
-/// requests fail.
+/// As [`clean`], but also removes a device that waits for its daemon while it is held: requests of
+/// its holders fail.
 ///
 /// # Errors
-/// As [`clean`], for anything else.
+/// As [`clean`], for everything else.
 pub fn clean_by_force(lock: Lock, files: &VolumeFiles) -> Result<Vec<String>> {
     clean_all(lock, files, true)
 }
@@ -320,8 +321,8 @@ fn clean_all(lock: Lock, files: &VolumeFiles, force: bool) -> Result<Vec<String>
     Ok(removed)
 }
 
-/// Removes those leftovers of a dead daemon that `which` names, for a caller that has the lock and
-/// keeps it.
+/// Removes the leftovers of a dead daemon that satisfy `which`. The caller holds the lock and keeps
+/// it.
 ///
 /// # Errors
 /// As [`clean`].
@@ -347,7 +348,7 @@ fn remove_leftovers(
         }
     };
     let State { leftovers, plan, .. } = &state;
-    // A device that waits and is not removed is taken up again, with all that uses it.
+    // A device that waits and is not removed will be taken over, with all its users.
     let goes_on = leftovers.iter().any(|left| !which(left) && left.waits());
     let ended = if goes_on { Ok(()) } else { end_use(&state) };
     // With `force` this is tried again below: a process that waits for the device cannot exit
@@ -365,7 +366,7 @@ fn remove_leftovers(
     Ok(removed)
 }
 
-/// Removes what is known to be of this volume by its name alone.
+/// Removes what belongs to this volume by its name alone.
 fn remove_traces(
     files: &VolumeFiles,
     which: impl Fn(&Leftover) -> bool,
@@ -390,7 +391,7 @@ fn remove_all(
     Ok(removed)
 }
 
-/// Puts back what a use has set on the machine, unless other volumes need it.
+/// Restores the machine's settings after a use, except those that other volumes need.
 pub(super) fn untune(files: &VolumeFiles, usage: Option<&Usage>) {
     for failed in usage.map(|usage| usage::untune(usage, |t| shared(files, t))).unwrap_or_default()
     {
@@ -403,9 +404,9 @@ fn shared(files: &VolumeFiles, tuned: &Tuned) -> bool {
     others(files).iter().any(|other| (&other.key, other.set) == (&tuned.key, tuned.set))
 }
 
-/// The settings of the machine to change for the volume of these files; what cannot be known
-/// becomes a note. Where another volume has changed one to the same, what it was before that is
-/// what it was.
+/// Plans the changes of the machine's settings for this volume; a setting that can't be read
+/// becomes a note. If another volume has already changed a setting to the same value, the value
+/// before that change counts as the earlier one.
 pub fn settings(
     files: &VolumeFiles,
     wanted: &[(&str, Option<u64>)],
@@ -428,7 +429,7 @@ pub fn settings(
     changes
 }
 
-/// What other volumes of this user have set on the machine.
+/// The machine's settings that other volumes of this user have changed.
 fn others(files: &VolumeFiles) -> Vec<Tuned> {
     let states = files.state.parent().map(|run| {
         Paths::names_in(run, &["json"]).into_iter().map(move |name| run.join(name + ".json"))
@@ -442,7 +443,7 @@ fn others(files: &VolumeFiles) -> Vec<Tuned> {
         .collect()
 }
 
-/// Ends the job and the use of a device that no daemon serves any more.
+/// Ends the job of a dead daemon and the use of its device.
 fn end_use(state: &State) -> Result<()> {
     if let Some(job) = &state.plan.job {
         job.clear()?;
@@ -457,14 +458,14 @@ fn end_use(state: &State) -> Result<()> {
 }
 
 /// Removes the files of a daemon that was killed before it had a volume, or after it had removed
-/// all else.
+/// everything else.
 pub fn forget(files: &VolumeFiles) {
     let files_there = [&files.lock, &files.log, &files.step, &files.keep];
     if files_there.iter().any(|file| file.exists())
         && let Ok(Some(lock)) = Lock::acquire(files, Duration::ZERO)
     {
         if !Kept::is_there(&files.keep) {
-            let _ = fs::remove_file(&files.keep); // a memory holder that died
+            let _ = fs::remove_file(&files.keep); // the socket of a memory holder that died
         }
         remove_files(lock, files);
     }
@@ -475,7 +476,7 @@ pub fn remove_files(lock: Lock, files: &VolumeFiles) {
     let unfinished = [&files.state, &files.lock].map(|file| unfinished(file));
     let whole = [&files.control, &files.log, &files.step, &files.state];
     for file in whole.into_iter().chain(&unfinished) {
-        // Most are gone already, and none is worth an error at the very end.
+        // Most of them are gone already, and a failure at the very end is no error.
         let _ = fs::remove_file(file);
     }
     lock.remove();

@@ -1,8 +1,8 @@
-//! All volumes at once, without waiting for any of them alone.
+//! Asks all volumes at once, so that no single one delays the rest.
 //!
-//! Invariants: nothing here blocks but [`Survey::wait`], which ends when it was told to. A daemon
-//! that does not answer has at most one question of ours; so looking again and again does not fill
-//! its queue, and what it says when it goes on is heard.
+//! Invariants: only [`Survey::wait`] blocks, until the given time at most. A daemon that does not
+//! answer has at most one open question of this survey; so repeated surveys do not fill its queue,
+//! and a later answer still counts.
 
 use super::memory_holder::Kept;
 use super::process::{Condition, Process};
@@ -18,38 +18,38 @@ use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// Descriptors that are needed for something else than questions.
+/// Descriptors reserved for other uses than questions.
 const SPARE: usize = 64;
 
-/// What is known of a volume.
+/// The state of a volume.
 #[derive(Debug)]
 pub enum Seen {
     /// Its daemon answered.
     Up {
-        /// What it said.
+        /// Its answer.
         sample: Box<Sample>,
-        /// When.
+        /// When the answer arrived.
         at: Instant,
     },
     /// Its daemon is coming up.
     Starting {
-        /// How far it is, if it says so.
+        /// Its progress, if it reports any.
         step: Option<String>,
     },
     /// Its daemon lives and does not answer.
     Silent {
-        /// Since when it was waited for.
+        /// Since when it has not answered.
         since: Instant,
-        /// What it said instead, if anything.
+        /// The error in place of an answer, if there is one.
         why: Option<String>,
-        /// What the volume is, as far as that is written down.
+        /// The plan in its state file, if readable.
         plan: Option<Box<Plan>>,
     },
     /// Its daemon died.
     Dead {
-        /// Whether what it had in memory is kept for the next one.
+        /// Whether a memory holder keeps its memory for the next daemon.
         kept: bool,
-        /// What the volume was.
+        /// The plan of the dead daemon.
         plan: Box<Plan>,
     },
     /// Its daemon died, and its state file can't be read.
@@ -60,7 +60,7 @@ pub enum Seen {
 }
 
 impl Seen {
-    /// In one word: `up`, `starting`, `busy` or `dead`.
+    /// The state in one word: `up`, `starting`, `busy` or `dead`.
     pub fn state(&self) -> &'static str {
         match self {
             Self::Up { .. } => "up",
@@ -70,7 +70,7 @@ impl Seen {
         }
     }
 
-    /// What its daemon said, if it did.
+    /// The daemon's answer, if it is up.
     pub fn sample(&self) -> Option<&Sample> {
         match self {
             Self::Up { sample, .. } => Some(sample),
@@ -78,7 +78,7 @@ impl Seen {
         }
     }
 
-    /// What the volume is, as far as that is known.
+    /// The volume's plan, if known.
     pub fn plan(&self) -> Option<&Plan> {
         match self {
             Self::Up { sample, .. } => Some(&sample.plan),
@@ -89,48 +89,48 @@ impl Seen {
     }
 }
 
-/// Everything known, by name.
+/// The state of all volumes, by name.
 pub type Volumes = BTreeMap<String, Seen>;
 
-/// Looks at the volumes of this user again and again.
+/// Surveys the volumes of this user repeatedly.
 pub struct Survey {
     paths: Paths,
-    /// Questions without an answer, as many as there is room for: each takes a descriptor.
+    /// Questions without an answer, at most `room`: each takes a descriptor.
     asked: BTreeMap<String, Question>,
     room: usize,
-    /// Volumes for whose question there was no room yet.
+    /// Volumes that are asked once there is room.
     unasked: BTreeSet<String>,
     known: Volumes,
 }
 
 impl Survey {
-    /// One that has not looked yet.
+    /// A survey that has asked nothing yet.
     pub fn new(paths: Paths) -> Self {
         let room = itself::descriptors().saturating_sub(SPARE).max(1);
         let (asked, unasked, known) = (BTreeMap::new(), BTreeSet::new(), Volumes::new());
         Self { paths, asked, room, unasked, known }
     }
 
-    /// What is known now.
+    /// The state of all volumes, as last seen.
     pub fn known(&self) -> &Volumes {
         &self.known
     }
 
-    /// Asks every volume that has no question of ours.
+    /// Asks every volume that has no open question.
     ///
     /// # Errors
-    /// When the run directory is not ours alone.
+    /// The run directory is accessible to other users.
     pub fn ask(&mut self) -> Result<()> {
         let exists = self.paths.exists()?;
         let names: BTreeSet<String> = if exists { self.names() } else { BTreeSet::new() };
-        // The socket of one that went while we waited says so by itself.
+        // The socket of a volume that went away meanwhile reports its end by itself.
         self.known.retain(|name, _| names.contains(name) || self.asked.contains_key(name));
         self.unasked = names.into_iter().filter(|name| !self.asked.contains_key(name)).collect();
         self.ask_more();
         Ok(())
     }
 
-    /// Asks as many as there is room for.
+    /// Asks volumes until `room` is used up.
     fn ask_more(&mut self) {
         while self.asked.len() < self.room {
             let Some(name) = self.unasked.pop_first() else { return };
@@ -146,7 +146,7 @@ impl Survey {
         state::names(&self.paths).into_iter().chain(opening).collect()
     }
 
-    /// Takes the answers that have come.
+    /// Takes all answers that have arrived.
     pub fn take(&mut self) {
         for (name, mut question) in self.ready() {
             match question.answer::<Sample>() {
@@ -161,12 +161,12 @@ impl Survey {
         self.ask_more();
     }
 
-    /// Takes out the questions for which something has come, without touching the others: of many
-    /// volumes, few answer at the same moment.
+    /// Takes out the questions whose sockets are readable, with one poll: of many volumes, few
+    /// answer at the same moment.
     fn ready(&mut self) -> Vec<(String, Question)> {
         let mut fds: Vec<PollFd<'_>> =
             self.asked.values().map(|q| PollFd::new(q, PollFlags::IN)).collect();
-        // What cannot be looked at now is looked at again.
+        // If this poll fails, the next call tries again.
         if poll(&mut fds, Some(&rustix::event::Timespec::default())).is_err() {
             return Vec::new();
         }
@@ -175,14 +175,14 @@ impl Survey {
         self.asked.extract_if(.., |_, _| come.next() == Some(true)).collect()
     }
 
-    /// Until when an answer is waited for: `patience` after the last question without one was
-    /// asked; `None` when none is waited for any more.
+    /// When to stop waiting for answers: `patience` after the last open question was asked; `None`
+    /// if that is over.
     pub fn waits(&self, patience: Duration) -> Option<Instant> {
         let until = self.asked.values().map(|question| question.asked() + patience).max()?;
         (until > Instant::now()).then_some(until)
     }
 
-    /// Takes those for silent that were asked `patience` ago or earlier and have not answered.
+    /// Marks volumes as silent that were asked at least `patience` ago and have not answered.
     pub fn give_up(&mut self, patience: Duration) {
         let late: Vec<String> = self
             .asked
@@ -198,13 +198,13 @@ impl Survey {
         }
     }
 
-    /// Asks all daemons, and waits at most `patience` for all answers together. It does not wait
-    /// for daemons that have left an earlier question unanswered.
+    /// Asks all daemons, and waits at most `patience` for all answers together. Does not wait for
+    /// daemons that have left an earlier question unanswered.
     ///
     /// # Errors
-    /// As [`Survey::ask`], or the system can't wait.
+    /// As [`Survey::ask`]; or `poll` fails.
     pub fn look_around(&mut self, patience: Duration) -> Result<()> {
-        // What was answered meanwhile is old.
+        // Discard old answers, so that these daemons are asked again.
         self.take();
         self.ask()?;
         while let Some(until) = self.waits(patience) {
@@ -215,14 +215,14 @@ impl Survey {
         Ok(())
     }
 
-    /// Waits until an answer may have come, one of `others` has something, or it is `until`. Says
-    /// which of them have.
+    /// Waits until an answer may have arrived, a descriptor of `others` is readable, or `until` has
+    /// passed. Returns which of `others` are readable.
     ///
     /// # Errors
-    /// When the system can't wait.
+    /// `poll` fails.
     pub fn wait(&self, others: &[BorrowedFd<'_>], until: Instant) -> Result<Vec<bool>> {
         let left = until.saturating_duration_since(Instant::now());
-        // Rounded up: else the last part of a millisecond is spent running in circles.
+        // Rounded up: otherwise the loop would spin for the rest of a millisecond.
         let left = Duration::from_millis(left.as_micros().div_ceil(1000) as u64);
         let timeout = rustix::event::Timespec {
             tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
@@ -239,7 +239,7 @@ impl Survey {
         Ok(fds[..others.len()].iter().map(|fd| !fd.revents().is_empty()).collect())
     }
 
-    /// What there is to know of a volume whose daemon does not answer.
+    /// Finds the state of a volume whose daemon does not answer.
     fn look(&mut self, name: String, why: Option<String>) {
         let files = self.paths.volume(&name);
         let since = match (self.known.get(&name), self.asked.get(&name)) {
@@ -249,7 +249,7 @@ impl Survey {
         };
         let step = || opening::noted(&files);
         let seen = match state::find(&self.paths, &name) {
-            // It has its lock until the kernel has taken all of its memory back.
+            // A killed daemon holds its lock until the kernel has freed all of its memory.
             Found::Up(Some(state)) if is_dying(&files) => {
                 Seen::Dead { kept: Kept::is_there(&files.keep), plan: Box::new(state.plan) }
             }
@@ -262,7 +262,7 @@ impl Survey {
                 Seen::Dead { kept: Kept::is_there(&files.keep), plan: Box::new(state.plan) }
             }
             Found::Broken(e) => Seen::Broken { why: e.to_string() },
-            // A new volume is known by this before it has anything else.
+            // A new volume has only a progress file at first.
             Found::Nothing => match step().filter(|_| Lock::is_held(&files)) {
                 Some(step) => Seen::Starting { step: Some(step) },
                 None => return drop(self.known.remove(&name)),
@@ -272,7 +272,7 @@ impl Survey {
     }
 }
 
-/// Whether a daemon that had its lock a moment ago was killed, and by now may be gone.
+/// Whether the daemon, which held its lock a moment ago, was killed and may be gone by now.
 fn is_dying(files: &VolumeFiles) -> bool {
     Process::of(files)
         .map_or_else(|| !Lock::is_held(files), |process| process.condition() == Condition::Dying)
@@ -301,7 +301,7 @@ mod tests {
         let mut survey = Survey { room: 2, ..Survey::new(paths) };
         survey.ask().unwrap();
         assert_eq!((survey.asked.len(), survey.unasked.len()), (2, 3));
-        // Each hears one question, and hangs up.
+        // Each accepts one question and hangs up.
         let hear = |listener: UnixListener| drop(listener.accept().unwrap());
         let hearers: Vec<_> =
             listeners.into_iter().map(|l| std::thread::spawn(move || hear(l))).collect();
@@ -333,11 +333,12 @@ mod tests {
         opening::forget(&files);
         assert_eq!(state(), None);
         opening::note(&files, "reading");
-        // A daemon that was killed meanwhile leaves nothing that the survey shows.
+        // The survey no longer shows a daemon that was killed meanwhile.
         drop(lock);
         assert_eq!(state(), None);
 
-        // One that listens and never answers has one question, and then another daemon's answer.
+        // A daemon that never answers gets one question. After it hangs up, the next survey asks
+        // again.
         let _lock = Lock::acquire(&files, Duration::ZERO).unwrap().unwrap();
         opening::forget(&files);
         std::fs::write(&files.state, "").unwrap();

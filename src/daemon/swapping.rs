@@ -1,8 +1,8 @@
-//! A volume's device as swap, on request; and the end of a job that has it.
+//! Makes a volume's device swap on request, and ends that; also ends a job that uses it.
 //!
-//! Invariants: a setting of the machine is in the state file before it is set; a device that has
-//! holders is not made into swap, and a device that has content only by force; swap is not ended
-//! while memory seems to lack the room for it, unless that was forced.
+//! Invariants: a setting of the machine is in the state file before it is set; a device with
+//! holders never becomes swap, and a device with content only by force; swap ends only if memory
+//! seems to have room for its content, or by force.
 
 use super::log;
 use super::running::Running;
@@ -22,15 +22,15 @@ use std::path::Path;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
-/// What a device that is no swap has in place of a priority.
+/// Stands for the priority of a device that the daemon has not made swap.
 const NO_PRIORITY: i32 = -1;
-/// How well pages are taken to compress before any were swapped out, in percent.
+/// The assumed compression ratio before any page was swapped out, in percent.
 const ASSUMED: u64 = 300;
-/// Fewer bytes than this do not tell how well others compress.
+/// Fewer bytes than this do not predict a compression ratio.
 const TELLING: u64 = 16 << 20;
 
 impl Running {
-    /// Makes the device swap space, and has the kernel use it.
+    /// Makes the device swap space, and makes the kernel use it.
     pub(super) fn swapon(&self, ask: &Swapon, asking: &mut Asking<'_>) -> Result<Swapping> {
         let name = &self.name;
         let plan = self.state.lock().plan.clone();
@@ -70,7 +70,7 @@ impl Running {
         self.volume.in_memory().map_or(Ok(()), |memory| memory.carry_swap(on))
     }
 
-    /// Takes the device out of use as swap.
+    /// Ends the use of the device as swap.
     pub(super) fn swapoff(&self, force: bool, asking: &mut Asking<'_>) -> Result<Swapping> {
         let name = &self.name;
         let usage = self.state.lock().plan.usage.clone();
@@ -126,14 +126,14 @@ impl Running {
         }
     }
 
-    /// Remembers how well what is there compresses, if that tells anything.
+    /// Remembers the present compression ratio, if enough is stored to tell.
     fn look_how_it_compresses(&self) {
         if let Some(percent) = measured(&self.volume.stats()) {
             self.state.lock().compresses_percent = Some(percent);
         }
     }
 
-    /// What holds the pages that are swapped out.
+    /// The room for pages that are swapped out.
     pub(super) fn homes(&self) -> Homes {
         self.look_how_it_compresses();
         let (stats, size) = (self.volume.stats(), self.volume.size());
@@ -159,7 +159,7 @@ impl Running {
         .hint(remedy::SWAP_UNSAFE))
     }
 
-    /// Refuses a device that holds something.
+    /// Refuses a device that has content.
     fn refuse_content(&self, device: &Path) -> Result<()> {
         let bytes = self.volume.volatile_bytes();
         if bytes == 0 {
@@ -167,7 +167,7 @@ impl Running {
         }
         let found = Signature::of(&FileDrive::open(device, Access::ReadOnly)?)?;
         let what = match found {
-            // A swap area that is not in use: what is in it cannot be read any more.
+            // A swap area that is not in use: its content is worthless.
             Some(found) if found.kind == "swap" => return Ok(()),
             Some(found) => format!("holds {found}"),
             None => format!("holds {} of something unknown", human(bytes)),
@@ -202,33 +202,33 @@ fn refuse_kind(plan: &Plan) -> Result<()> {
     }
 }
 
-/// How well what is swapped out compresses, in percent; nothing while it is too little to tell.
+/// The compression ratio of swapped-out data, in percent; `None` while there is too little.
 fn measured(stats: &Stats) -> Option<u64> {
     let taken = stats.compr_data_bytes + stats.record_headers_bytes;
     (stats.orig_data_bytes >= TELLING).then(|| stats.orig_data_bytes * 100 / taken.max(1))
 }
 
-/// What holds the pages that are swapped out.
+/// The room for pages that are swapped out.
 pub(super) struct Homes {
-    /// Bytes of the device.
+    /// Size of the device in bytes.
     size: u64,
-    /// Bytes of memory at most.
+    /// The memory limit, or the highest one that adapting may reach, in bytes.
     memory: u64,
-    /// Bytes of a spill device.
+    /// Size of the spill device's slots, in bytes.
     below: u64,
-    /// How well pages compressed here, in percent, if that is known.
+    /// The measured compression ratio of pages, in percent, if known.
     measured: Option<u64>,
 }
 
 impl Homes {
-    /// Bytes of swap space that they can be expected to hold. A kernel that is told of more finds
-    /// out only when it is too late.
+    /// The expected capacity as swap space, in bytes. A kernel that is told of more finds out only
+    /// when it is too late.
     pub(super) fn announced(&self) -> u64 {
         let hold = (self.memory + self.below) / 100 * self.measured.unwrap_or(ASSUMED).max(100);
         self.size.min(hold.next_multiple_of(1 << 20))
     }
 
-    /// What to say where that is less than the device.
+    /// A note if the capacity is less than the device.
     pub(super) fn about(&self) -> Option<String> {
         let announced = self.announced();
         let percent = self.measured.unwrap_or(ASSUMED) as f64;
@@ -252,7 +252,7 @@ impl Homes {
     }
 }
 
-/// Refuses to end swap whose content memory has no room for.
+/// Refuses to end swap if memory and other swap lack the room for its content.
 fn refuse_full(name: &str, device: &Path) -> Result<()> {
     let (Some(area), Some(room)) = (usage::swapped(device), usage::room(device)) else {
         return Ok(());
@@ -280,7 +280,7 @@ pub(super) fn busy(name: &str, job: &Job) -> Error {
         .hint("end that, and the volume goes with it")
 }
 
-/// Has `events` told when the runner of the plan's job ends.
+/// Sends an event when the runner of the plan's job ends.
 pub(super) fn watch(plan: &Plan, events: SyncSender<Event>) {
     let Some(job) = plan.job.clone() else { return };
     let wait = move || {
@@ -289,7 +289,7 @@ pub(super) fn watch(plan: &Plan, events: SyncSender<Event>) {
                 std::thread::sleep(Duration::from_millis(100));
             }
         }
-        // Without a receiver the daemon is ending anyway.
+        // Without a receiver the daemon is already ending.
         let _ = events.send(Event::Abandoned);
     };
     if let Err(e) = std::thread::Builder::new().name("ztier-runner".into()).spawn(wait) {
@@ -318,7 +318,7 @@ mod tests {
         assert!(said.ends_with(text), "{said}");
         let homes = Homes { size: 1 << 30, ..homes };
         assert_eq!((homes.announced(), homes.about()), (1 << 30, None));
-        // Data may take more than its size, but no page takes less than one.
+        // Compressed data may take more than its size, but a page never counts as more than a page.
         let homes = Homes { size: 1 << 30, memory: 64 << 20, below: 0, measured: Some(90) };
         assert_eq!(homes.announced(), 64 << 20);
     }

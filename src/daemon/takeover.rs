@@ -1,10 +1,10 @@
-//! What a daemon of the same name left, and what the next one makes of it.
+//! Takes over what an earlier daemon of the same volume left.
 //!
-//! If the memory was kept, the volume goes on where it was: settings that describe what is in the
-//! memory come from there, all others from the plan that is asked for now. Without it, all that was
-//! left is removed.
+//! If the memory was kept, the volume goes on with it: the settings that describe the memory are
+//! those of the earlier daemon, all others come from the present plan. Otherwise all leftovers are
+//! removed.
 //!
-//! Invariant: nothing that was kept is given up here; only `ztier down NAME --discard` does that.
+//! Invariant: kept memory is never given up here; only `ztier down NAME --discard` does that.
 
 use super::memory_holder::{Kept, Manifest};
 use super::state::{self, State};
@@ -16,17 +16,17 @@ use crate::export::Leftover;
 use crate::media::Memory;
 use crate::remedy;
 
-/// What there was when a daemon began.
+/// What an earlier daemon left.
 pub(super) struct Inherited {
     kept: Option<Kept>,
     state: Option<State>,
 }
 
 impl Inherited {
-    /// Looks for it, under the lock that the caller has.
+    /// Looks for kept memory and a state file. The caller holds the lock.
     ///
     /// # Errors
-    /// When memory was kept that this program can't go on with.
+    /// Memory was kept that this program can't take over.
     pub fn find(files: &VolumeFiles, name: &str) -> Result<Self> {
         let kept = Kept::find(&files.keep)?;
         let Some(found) = &kept else { return Ok(Self { kept, state: State::read(files)? }) };
@@ -52,27 +52,27 @@ impl Inherited {
         }
     }
 
-    /// Whether no daemon was there before, or the last one took its volume down.
+    /// Whether there was no earlier daemon, or it took its volume down.
     pub fn is_nothing(&self) -> bool {
         self.kept.is_none() && self.state.is_none()
     }
 
-    /// Whether the volume goes on with what it had.
+    /// Whether the volume goes on with kept memory.
     pub fn goes_on(&self) -> bool {
         self.kept.is_some()
     }
 
-    /// How many daemons have gone on with the volume, this one included.
+    /// The number of daemons that have taken the volume over, including this one.
     pub fn restarts(&self) -> u64 {
         self.state.as_ref().filter(|_| self.goes_on()).map_or(0, |state| state.restarts + 1)
     }
 
-    /// How well swap compressed when it was last ended; see [`State::compresses_percent`].
+    /// The compression ratio when swap last ended; see [`State::compresses_percent`].
     pub fn compresses(&self) -> Option<u64> {
         self.state.as_ref().filter(|_| self.goes_on()).and_then(|state| state.compresses_percent)
     }
 
-    /// The plan to carry out where `plan` is asked for, and notes for the user.
+    /// The plan to carry out instead of `plan`, and notes for the user.
     pub fn fit(&self, mut plan: Plan) -> (Plan, Vec<String>) {
         let mut notes = Vec::new();
         let Some(before) = &self.state else { return (plan, notes) };
@@ -105,7 +105,7 @@ impl Inherited {
             notes.push(format!("its sectors stay {sector} bytes"));
         }
         plan.sector_bytes = was.sector_bytes;
-        // A device that waits is what it was made into, whatever is said of it now.
+        // A device that waits keeps its use, whatever `plan` says now.
         if plan.usage.is_none() && !self.taken_up(&plan).is_empty() {
             plan.usage = was.usage.clone().filter(|usage| matches!(usage, Usage::Swap { .. }));
         }
@@ -124,12 +124,12 @@ impl Inherited {
         (plan, notes)
     }
 
-    /// Fits the memory limit of `plan` to the memory that was kept: a lower limit discards nothing,
-    /// and the memory has no frames above the limit that it was made for. Returns a note if the
-    /// limit changes.
+    /// Fits the memory limit of `plan` to the kept memory: a lower limit discards nothing, and the
+    /// memory has no frames above the limit that it was made for. Returns a note if the limit
+    /// changes.
     fn fit_limit(&self, plan: &mut Plan, was: &Plan) -> Option<String> {
         let memory = &self.kept.as_ref()?.memory;
-        // If the memory can't be read, making the volume reports it.
+        // If the memory can't be read, making the volume fails with the reason.
         let (most, stored) = (ram_limit_max_of(memory).ok()??, memory.resident_bytes().ok()?);
         let highest = |plan: &Plan| match plan.ram_auto {
             Some(bounds) => bounds.max_bytes,
@@ -153,18 +153,18 @@ impl Inherited {
         Some(format!("its ram-limit is {}: {why}", size::human(limit)))
     }
 
-    /// Removes what was left, apart from what the export of `plan` takes up again. Returns what was
-    /// removed, in words.
+    /// Removes all leftovers that the export of `plan` does not take over. Returns in words what
+    /// was removed.
     ///
     /// # Errors
-    /// When something is held or can't be removed.
+    /// A leftover is held or can't be removed.
     pub fn clean(&self, files: &VolumeFiles, plan: &Plan) -> Result<Vec<String>> {
         let again = self.taken_up(plan);
         let removed = state::clean_leftovers(files, |leftover| !again.contains(leftover));
         removed.context("an earlier daemon of this volume left something behind")
     }
 
-    /// What the export of `plan` takes up again: devices that wait for their daemon.
+    /// The leftovers that the export of `plan` takes over: devices that wait for their daemon.
     pub fn taken_up(&self, plan: &Plan) -> Vec<Leftover> {
         let Some(state) = self.state.as_ref().filter(|_| self.goes_on()) else { return vec![] };
         if state.plan.export.kind() != plan.export.kind() {
@@ -173,7 +173,7 @@ impl Inherited {
         state.leftovers.iter().filter(|leftover| leftover.waits()).cloned().collect()
     }
 
-    /// The memory to make the volume of `plan` in: what was kept, or new.
+    /// The memory for the volume of `plan`: the kept memory, or new memory.
     pub fn into_memory(self, plan: &Plan) -> Kept {
         self.kept.unwrap_or_else(|| {
             let memory = Memory::resident();

@@ -1,8 +1,8 @@
-//! What is wrong with a volume, in the daemon's log: said when it is found, now and then while it
-//! goes on, and when it is over.
+//! Reports a volume's troubles in the daemon's log: when found, at intervals while they last, and
+//! when they are over.
 //!
-//! Invariant: only the daemon's main thread writes, so whatever finds trouble, a drive's thread
-//! for one, waits for no log.
+//! Invariant: only the daemon's main thread writes the log, so a thread that finds trouble, such as
+//! a drive's, never waits for it.
 
 use super::log;
 use super::signals::Event;
@@ -14,55 +14,55 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-/// How often a trouble is told of that goes on and changes.
+/// Least interval between two reports of a trouble that lasts and changes.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// How soon it is looked again, however many requests fail.
+/// Least interval between two checks, however many requests fail.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What was told.
+/// The reported troubles.
 pub(super) struct Troubles {
-    /// Whether the main thread has been told to look, and has not yet.
+    /// Whether the main thread was told to check, and has not yet.
     called: Arc<AtomicBool>,
     told: BTreeMap<About, (String, Instant)>,
-    /// When it looked last.
+    /// The last check.
     last: Option<Instant>,
-    /// When it is to look next.
+    /// The next check, if one is due.
     next: Option<Instant>,
 }
 
 impl Troubles {
-    /// Of a volume of which nothing was told yet.
+    /// A new volume's troubles, with none reported.
     pub fn new() -> Self {
-        // What was wrong when it came up is told as well.
+        // The first check reports troubles from the start of the volume.
         let next = Some(Instant::now());
         Self { called: Arc::default(), told: BTreeMap::new(), last: None, next }
     }
 
-    /// What has the main thread look. It neither waits nor allocates.
+    /// The alarm that makes the main thread check. It neither waits nor allocates.
     pub fn alarm(&self, events: SyncSender<Event>) -> Alarm {
         let called = Arc::clone(&self.called);
         Arc::new(move || {
-            // If there is no room, it looks soon for another reason.
+            // If the queue is full, another event soon wakes the main thread.
             if !called.swap(true, Ordering::AcqRel) && events.try_send(Event::Trouble).is_err() {
                 called.store(false, Ordering::Release);
             }
         })
     }
 
-    /// There is something to look at.
+    /// Schedules a check after the alarm.
     pub fn hear(&mut self) {
         let now = Instant::now();
         let soon = self.last.map_or(now, |last| now.max(last + PAUSE));
         self.next = Some(self.next.map_or(soon, |next| next.min(soon)));
     }
 
-    /// How long there is nothing to look at; `None`: until something is heard.
+    /// How long until the next check; `None`: until the alarm.
     pub fn patience(&self) -> Option<Duration> {
         self.next.map(|next| next.saturating_duration_since(Instant::now()))
     }
 
-    /// Looks if it is time to, and says what is new.
+    /// Checks if that is due, and logs what is new.
     pub fn look(&mut self, stats: impl FnOnce() -> Stats) {
         let now = Instant::now();
         if self.next.is_none_or(|next| now < next) {

@@ -1,9 +1,9 @@
-//! Bringing a log and a backing store together, and refusing what would destroy or mix data.
+//! Opens a log together with its backing store, and refuses what would destroy or mix data.
 //!
-//! Invariant: nothing is written before every check has passed. A log is only ever made on a drive
-//! that holds nothing known, or that its owner gave up; it serves only the backing store that it
-//! was made for, in the state in which it was left, and only in the newest state that this machine
-//! has seen. Each exception that may lose data has a flag of its own.
+//! Invariant: nothing is written before every check has passed. A log is made only on a drive that
+//! holds nothing known, or whose content its owner gave up. A log serves only the backing store
+//! that it was made for, in the state in which the log left it. Of a log, only the newest state
+//! that this machine has seen is accepted. Each exception that may lose data has a flag of its own.
 
 use super::claimed::{Claimed, holds_data};
 use super::drives::{failed, random};
@@ -24,34 +24,34 @@ use std::sync::Arc;
 /// Requests to the log's drive that are in flight at once.
 const DEPTH: u32 = 32;
 
-/// Which drives, and what may be done to them.
+/// Both drives, and the exceptions that the user's flags allow.
 #[derive(Clone, Debug)]
 pub struct Pair {
     /// The log's drive.
     pub log: PathBuf,
     /// The backing store.
     pub backing: PathBuf,
-    /// Bytes in a segment of a log that is made.
+    /// Bytes in a segment, if a log is made.
     pub segment: u32,
-    /// Whatever is on the log's drive may be overwritten, unless it is a log with data.
+    /// Overwrite any content of the log's drive, except a log with data.
     pub wipe: bool,
-    /// A copy of the backing store may take its place.
+    /// Accept a copy of the backing store in its place.
     pub moved: bool,
-    /// A log with data may be overwritten, too.
+    /// Overwrite also a log with data.
     pub force: bool,
-    /// Go on without what the backing store's log holds, if that cannot be used: it is made anew.
+    /// Give up what the backing store's log holds if that log cannot be used, and make it anew.
     pub abandon: bool,
-    /// Put the log over a backing store that was changed by itself meanwhile.
+    /// Accept a backing store that was changed without its log.
     pub accept_changed: bool,
-    /// Go on with a log that is older than this machine has seen it.
+    /// Accept a log that is older than the state of it that this machine has seen.
     pub accept_older: bool,
-    /// What is known to be gone of the log, without which it may be opened.
+    /// Losses of the log that the user knows and accepts.
     pub accepted: Accepted,
-    /// Where this machine keeps what it knows of backing stores.
+    /// Directory with this machine's records of backing stores.
     pub state: PathBuf,
 }
 
-/// Exceptions that were made because of a flag.
+/// Exceptions that took effect because of a flag.
 #[derive(Default)]
 struct Granted {
     changed: bool,
@@ -63,13 +63,13 @@ struct Granted {
 /// The log to open.
 struct Settled {
     found: Inspection,
-    /// `Some` if a log was given up for it: which one, if that is known.
+    /// `Some` if opening gave a log up; the inner `None` if its UUID is unknown.
     given_up: Option<Option<Seen>>,
     /// Notes for the user.
     notes: Vec<String>,
 }
 
-/// A volume that came up.
+/// A volume that was opened.
 pub struct Opened {
     /// The volume.
     pub volume: Arc<LogVolume>,
@@ -78,7 +78,7 @@ pub struct Opened {
 }
 
 impl Pair {
-    /// These drives, without any flag that may lose data.
+    /// Both drives, with every flag off that may lose data.
     pub fn new(log: PathBuf, backing: PathBuf, segment: u32, state: PathBuf) -> Self {
         Self {
             log,
@@ -104,7 +104,7 @@ impl Pair {
         .hint("give two drives"))
     }
 
-    /// Takes the drives; `another` process may have had them until it died.
+    /// Claims both drives. If `another`, a process may have held them until it died.
     fn claim(&self, another: bool) -> Result<Claimed> {
         self.refuse_same()?;
         let backing = FileDrive::take(&self.backing, another)?;
@@ -120,7 +120,7 @@ impl Pair {
         Ok(Claimed { log, backing, book, record })
     }
 
-    /// Reads the log. Only accepted losses may be in it.
+    /// Inspects the log. Fails if it has losses that are not accepted.
     fn look(
         &self,
         claimed: &Claimed,
@@ -128,8 +128,8 @@ impl Pair {
         progress: &dyn Fn(Step),
     ) -> std::result::Result<Inspection, OpenError> {
         let read = |accept_loss| {
-            // Its copies of the backing store's blocks count only if that certainly was not
-            // written to since the log was closed.
+            // The log's copies of blocks count only if nothing was certainly written to the backing
+            // store since the log was closed.
             if options.log.keep_percent > 0 && claimed.is_untouched() {
                 return log::inspect_warm(&claimed.log, accept_loss, progress);
             }
@@ -139,18 +139,18 @@ impl Pair {
         if options.accept_loss || found.lacks_only(&self.accepted) {
             return Ok(found);
         }
-        // Fails, and says what is missing.
+        // This inspection fails, and its error names what is missing.
         read(false)
     }
 
-    /// The log that holds what the backing store lacks is not there.
+    /// The error if the log is missing that holds what the backing store lacks.
     fn lacks(&self, record: &Record, why: &str) -> Error {
         let (backing, log) = (self.backing.display(), record.log.display());
         Error::would_lose(format!("{backing} lacks what its log on {log} holds: {why}"))
             .hint(format!("{} ({})", remedy::LOG_MISSED, record.state()))
     }
 
-    /// Size of the volume in bytes: that of the backing store.
+    /// Size of the volume in bytes: the size of the backing store.
     ///
     /// # Errors
     /// The backing store can't be read.
@@ -158,8 +158,8 @@ impl Pair {
         Ok(FileDrive::open(&self.backing, Access::ReadOnly)?.size())
     }
 
-    /// Whether the backing store, which may be in use, can have this log after another one that was
-    /// drained. Nothing is changed.
+    /// Checks whether the backing store, which may be in use, can get this log after its present
+    /// log was drained. Changes nothing.
     ///
     /// # Errors
     /// The log's drive can't be used, is too small, holds something that may not be overwritten, or
@@ -204,14 +204,14 @@ impl Pair {
         claimed.book.save(&Record { dirty: false, ..record })
     }
 
-    /// The log on the drive, if it holds data.
+    /// The log that `make` overwrites, if it holds data.
     fn overwritten(&self, claimed: &Claimed) -> Option<Seen> {
         let found = log::inspect(&claimed.log, true, false).ok()?;
         holds_data(&found).then(|| Seen::of(&found.superblock))
     }
 
-    /// The record with a log that is made or opened. A log that is given up stays in it, so that it
-    /// is refused later.
+    /// The record with `log`, which was made or opened, as its current log. It keeps a log that was
+    /// given up, so that the log is refused later.
     fn next_record(&self, claimed: &Claimed, log: Seen, given_up: Option<Seen>) -> Record {
         let mut record = claimed.record.clone().unwrap_or_default();
         for gone in given_up.into_iter().chain(record.lacked(log.uuid)) {
@@ -233,7 +233,7 @@ impl Pair {
                 ))
                 .hint(remedy::LOG_HOLDS));
             }
-            // A log of ours without data is nothing to lose.
+            // A log of ztier without data is nothing to lose.
             Ok(_) => return Ok(()),
             Err(OpenError::Drive(e)) => return Err(failed(&self.log, &e)),
             Err(e @ (OpenError::Version(_) | OpenError::Shrunk { .. })) if !self.force => {
@@ -261,13 +261,13 @@ impl Pair {
             .map_err(|e| cannot_use(&self.log, &e))
     }
 
-    /// Opens the log, making it first if there is none, and starts the volume. What is not durable
-    /// is in `memory`, and is taken from there if another process left it. `progress` hears again
-    /// and again how far it is.
+    /// Opens the log, makes it first if there is none, and starts the volume. `memory` is for what
+    /// is not durable; what another process left in it is taken over. `progress` is called
+    /// repeatedly.
     ///
     /// # Errors
-    /// One line: what does not fit, on what, and what to do. Then `memory` is as it was, unless a
-    /// log was given up.
+    /// One line: what does not fit, on which drive, and what to do. Then `memory` is unchanged,
+    /// unless a log was given up.
     pub fn open(
         &self,
         options: LogOptions,
@@ -298,7 +298,7 @@ impl Pair {
         }
         let sb = &mut found.superblock;
         sb.identity = claimed.identity()?.encode();
-        // An older log that was accepted becomes the newest.
+        // An accepted older log becomes the newest.
         let newer = claimed.newer(sb).map_or(0, |seen| seen.generation);
         sb.generation = sb.generation.max(newer);
         let log = Seen::once_open(sb);
@@ -334,7 +334,7 @@ impl Pair {
         Ok(opened)
     }
 
-    /// Finds the log to open; makes it if there is none, or if the one that is there is given up.
+    /// Finds the log to open. Makes it if there is none, or if the log on the drive is given up.
     fn settle(
         &self,
         claimed: &Claimed,
@@ -362,7 +362,7 @@ impl Pair {
             Some(Ok(found)) => self.suits(claimed, kept, found),
         };
         let fits = match &found {
-            // A user that gives a log up gives up what is in memory of it.
+            // Giving up a log gives up its part in memory, too.
             _ if self.abandon || kept.is_empty() => Ok(()),
             Some(Ok(found)) => found.fits(kept),
             _ => Err(OpenError::OtherMemory),
@@ -396,7 +396,7 @@ impl Pair {
         }
     }
 
-    /// Refuses flags that accept nothing: left in a script, they would take effect unnoticed later.
+    /// Refuses flags that accept nothing: left in a script, they would later take effect unnoticed.
     fn refuse_vain(&self, granted: &Granted) -> Result<()> {
         let (log, backing) = (self.log.display(), self.backing.display());
         if self.accept_changed && !granted.changed {
@@ -412,8 +412,8 @@ impl Pair {
         Ok(())
     }
 
-    /// What is known of a log that is given up, for which there is a reason; an error if it is not
-    /// the backing store's own.
+    /// The superblock, if known, of a log that is given up because of `reason`. Fails if the log is
+    /// not the backing store's own.
     fn given_up(
         &self,
         claimed: &Claimed,
@@ -426,19 +426,19 @@ impl Pair {
             Some(Ok(found)) => Ok(Some(found.superblock)),
             Some(Err(OpenError::Version(_))) => Err(reason),
             Some(Err(_)) => match log::read_superblock(&claimed.log) {
-                // Its own drive may yet have what is left of it.
+                // The log's own drive may still have its data.
                 Ok((sb, ..)) if claimed.is_foreign(&sb) => {
                     self.belongs(claimed, &sb, false).and(Err(reason))
                 }
                 Ok((sb, ..)) => Ok(Some(sb)),
-                // Whatever it is, it could not be looked at.
+                // The drive could not be read, so its content is unknown.
                 Err(OpenError::Drive(_)) => Err(reason),
                 Err(_) => Ok(None),
             },
         }
     }
 
-    /// Checks that a log is the one of the backing store, as both are now.
+    /// Checks that a log belongs to the backing store, in the present state of both.
     fn suits(&self, claimed: &Claimed, kept: &Kept, found: &Inspection) -> Result<Granted> {
         let (sb, dirty) = (&found.superblock, found.holds_changes() || !kept.is_empty());
         let compared = self.belongs(claimed, sb, dirty)?;
@@ -450,7 +450,7 @@ impl Pair {
         Ok(granted)
     }
 
-    /// Checks that a log is not older than this machine has seen it.
+    /// Checks that a log is not older than the state of it that this machine has seen.
     fn is_newest(
         &self,
         claimed: &Claimed,
@@ -487,7 +487,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Checks that the backing store is as it was left. The log holds newer data of it.
+    /// Checks that the backing store is as its log left it. The log holds newer data of it.
     fn is_as_left(
         &self,
         claimed: &Claimed,
@@ -527,7 +527,7 @@ impl Pair {
         Ok(())
     }
 
-    /// A log that cannot be opened; the way on without it.
+    /// The error for a log that cannot be opened, and what to do without it.
     fn unusable(&self, e: &OpenError, lacking: Option<&Record>) -> Error {
         let error = cannot_use(&self.log, e);
         let state = lacking.map(|record| format!("what it held: {}", record.state()));
@@ -537,7 +537,7 @@ impl Pair {
         }
     }
 
-    /// A log with data that this backing store has gone on without.
+    /// The error for a log with data, if the backing store was used without it.
     fn stale(&self, record: Option<&Record>) -> Error {
         let (log, backing) = (self.log.display(), self.backing.display());
         let its = record.map(|record| format!(" (its log is that on {})", record.log.display()));
@@ -548,7 +548,8 @@ impl Pair {
         .hint(remedy::LOG_STALE)
     }
 
-    /// A log that this machine has seen newer. `lacking`: what that held, the backing store lacks.
+    /// The error for a log of which this machine has seen a newer state. `lacking`: the record, if
+    /// the backing store lacks what the newer log held.
     fn older(&self, sb: &Superblock, seen: Seen, lacking: Option<&Record>) -> Error {
         let (log, backing) = (self.log.display(), self.backing.display());
         let text = format!(
@@ -567,7 +568,8 @@ impl Pair {
         })
     }
 
-    /// A log with data of a drive that has another id.
+    /// The error for a log with data of a drive with another id. `compared`: how many samples
+    /// agreed.
     fn moved(&self, compared: usize) -> Error {
         let (log, backing) = (self.log.display(), self.backing.display());
         let (why, hint) = match compared {
@@ -578,7 +580,7 @@ impl Pair {
         Error::would_lose(text).hint(hint)
     }
 
-    /// What the backing store is without the log that is given up.
+    /// What the backing store holds without the log that is given up, in words.
     fn abandoned(&self, lacking: Option<&Record>, own: Option<&Superblock>) -> String {
         let state = match (lacking, own) {
             (Some(record), _) => record.state(),
@@ -594,7 +596,8 @@ impl Pair {
         )
     }
 
-    /// Checks that a log was made for this backing store. Returns how that compares with then.
+    /// Checks that a log was made for this backing store, and returns how the drive compares with
+    /// the identity in the log.
     fn belongs(&self, claimed: &Claimed, sb: &Superblock, dirty: bool) -> Result<Match> {
         let (log, backing) = (self.log.display(), self.backing.display());
         let blocks = claimed.backing.size() / BLOCK_SIZE as u64;
@@ -627,7 +630,7 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.into())
 }
 
-/// A log that can't be made or opened, with what to do about it.
+/// The error for a log that cannot be made or opened, with what to do about it.
 pub fn cannot_use(path: &Path, e: &OpenError) -> Error {
     let text = format!("{} can't be used as log: {e}", path.display());
     let error = match e {

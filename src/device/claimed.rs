@@ -1,6 +1,6 @@
-//! A log's drive and a backing store that are open for this volume alone, and three questions about
-//! them: do they belong together, was the backing store written to since the log was closed, is the
-//! log as new as this machine has seen it?
+//! A log's drive and a backing store, both claimed for this volume, and three checks: do the two
+//! belong together, was the backing store written to since the log was closed, is the log as new as
+//! this machine has seen it?
 //!
 //! Invariant: this module writes nothing.
 
@@ -20,14 +20,14 @@ pub(super) struct Claimed {
 }
 
 impl Claimed {
-    /// The identity of the backing store, as it is now.
+    /// The identity of the backing store, now.
     pub fn identity(&self) -> Result<Identity> {
         Identity::of(&self.backing, &StableId::of(&self.backing))
             .map_err(|e| failed(self.backing.path(), &e))
     }
 
-    /// Compares the backing store with the identity in a log, or the newer one in this machine's
-    /// record; `None` if it is damaged.
+    /// Compares the backing store with the identity in the log's superblock, or with the newer
+    /// identity in this machine's record; `None` if the identity is damaged.
     ///
     /// # Errors
     /// The backing store cannot be read.
@@ -40,22 +40,23 @@ impl Claimed {
         Ok(Some(stored.compare(&now.map_err(|e| failed(self.backing.path(), &e))?)))
     }
 
-    /// Whether a log has data of another backing store than this.
+    /// Whether a log belongs to another backing store.
     pub fn is_foreign(&self, sb: &Superblock) -> bool {
         let compared = self.compare(sb).ok().flatten();
         !matches!(compared, Some(Match::Same | Match::Changed { .. }))
     }
 
-    /// The change counters now, if the log was closed in order and has some to compare.
+    /// The change counters now, if the log was closed in order and its superblock has counters to
+    /// compare with.
     fn change_counter(&self, sb: &Superblock) -> Option<ChangeCounter> {
-        // Dirty pages of other programs are not counted before they are written.
+        // The kernel counts dirty pages of other programs only when it writes them.
         let known = !sb.open
             && sb.change_counter != ChangeCounter::default()
             && self.backing.flush().is_ok();
         known.then(|| ChangeCounter::of(&self.backing))
     }
 
-    /// Whether the backing store certainly was not written to since its log was closed.
+    /// Whether certainly nothing was written to the backing store since its log was closed.
     pub fn is_untouched(&self) -> bool {
         let Ok((sb, ..)) = log::read_superblock(&self.log) else { return false };
         let same = matches!(self.compare(&sb), Ok(Some(Match::Same)));
@@ -67,13 +68,13 @@ impl Claimed {
         self.change_counter(sb).is_some_and(|now| sb.change_counter.is_changed(&now))
     }
 
-    /// The log as this machine saw it last, if it was newer than this superblock.
+    /// The log's last known state, if that is newer than this superblock.
     pub fn newer(&self, sb: &Superblock) -> Option<Seen> {
         self.book.seen(self.record.as_ref(), sb.uuid).filter(|seen| seen.is_after(sb))
     }
 }
 
-/// Whether a log holds data, or has lost some.
+/// Whether a log holds data, or has lost data.
 pub(super) fn holds_data(found: &Inspection) -> bool {
     let report = &found.report;
     let whole = report.missing.is_empty() && report.unread == 0;

@@ -1,7 +1,7 @@
 //! What a front-end sees of a volume: requests in, results out, nothing else.
 //!
-//! A [`Device`] is shared; every thread of a front-end serves requests through a [`Channel`] of its
-//! own, run to completion: when `submit` returns, the request is done.
+//! All threads share a [`Device`]. Each thread of a front-end submits requests through its own
+//! [`Channel`], run to completion: when `submit` returns, the request is done.
 
 use super::drives::Alarm;
 use super::front::inside;
@@ -13,35 +13,36 @@ use crate::stats::{Latencies, Stats};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// One request of a front-end, any byte range inside the device.
+/// A request of a front-end, for any byte range inside the device.
 #[derive(Debug)]
 pub enum Request<'a> {
     /// Fill `buf` from `offset` on.
     Read {
         /// First byte.
         offset: u64,
-        /// Where the bytes go.
+        /// Destination of the bytes.
         buf: &'a mut [u8],
     },
-    /// Store `data` from `offset` on; with `fua` as durable as a flush makes it.
+    /// Store `data` from `offset` on. With `fua`, `data` is as durable as after a flush.
     Write {
         /// First byte.
         offset: u64,
-        /// What to store.
+        /// The bytes to store.
         data: &'a [u8],
-        /// Durable before it returns, as far as this volume can.
+        /// Make it durable before returning, as far as this volume can.
         fua: bool,
     },
-    /// Make all that ended before as durable as this volume can.
+    /// Make all requests that ended before as durable as this volume can.
     Flush,
-    /// Forget the range; it reads as zeros at once.
+    /// Discard the range; it reads as zeros at once.
     Discard {
         /// First byte.
         offset: u64,
         /// Bytes.
         len: u64,
     },
-    /// The range reads as zeros at once. `no_hole`: keep it allocated (`base:allocation` says so).
+    /// Zero the range; it reads as zeros at once. `no_hole`: `base:allocation` reports it as
+    /// allocated.
     WriteZeroes {
         /// First byte.
         offset: u64,
@@ -49,21 +50,21 @@ pub enum Request<'a> {
         len: u64,
         /// Keep the range allocated.
         no_hole: bool,
-        /// Durable before it returns, as far as this volume can.
+        /// Make it durable before returning, as far as this volume can.
         fua: bool,
     },
 }
 
-/// Which way bytes go.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// Into the volume: a write.
     In,
-    /// Out of it: a read.
+    /// Out of the volume: a read.
     Out,
 }
 
-/// A request whose bytes the front-end has elsewhere.
+/// A read or write whose bytes are not in a buffer of this process: `mover` moves them.
 #[derive(Clone, Copy)]
 pub struct Load<'a> {
     /// A read, or a write.
@@ -72,19 +73,20 @@ pub struct Load<'a> {
     pub offset: u64,
     /// Bytes.
     pub len: usize,
-    /// What moves them.
+    /// Moves the bytes.
     pub mover: &'a dyn DataMover,
 }
 
-/// Moves the bytes of a request; any thread may call it.
+/// Moves the bytes of a request. Any thread may call it.
 pub trait DataMover: Sync {
-    /// Fills `part` with what begins `at` bytes into the request.
+    /// Copies from the front-end: fills `part` with the bytes that begin `at` bytes into the
+    /// request.
     ///
     /// # Errors
     /// [`IoError::Drive`] with the errno.
     fn copy_in(&self, at: usize, part: &mut [u8]) -> Result<(), IoError>;
 
-    /// Brings `part`, which begins `at` bytes into the request.
+    /// Copies to the front-end: `part` holds the bytes that begin `at` bytes into the request.
     ///
     /// # Errors
     /// [`IoError::Drive`] with the errno.
@@ -94,22 +96,22 @@ pub trait DataMover: Sync {
 /// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IoError {
-    /// The range leaves the device.
+    /// The range exceeds the device.
     #[error("outside the device")]
     OutOfRange,
-    /// Nothing more fits under the limit.
+    /// No room is left under the memory limit.
     #[error("no space left under the memory limit")]
     NoSpace,
     /// The record of this block is damaged.
     #[error("block {0} is damaged")]
     Corrupt(u64),
-    /// The spill device does not give this block back.
+    /// The spill device cannot return this block.
     #[error("block {0} can't be read from the spill device")]
     Lost(u64),
-    /// A drive, or the kernel that moves bytes, failed with this errno.
+    /// A drive, or the kernel when it moved bytes, failed with this errno.
     #[error("a drive failed (errno {0})")]
     Drive(i32),
-    /// This device does not do that.
+    /// This device does not support the request.
     #[error("not supported by this volume")]
     Unsupported,
     /// More threads than the volume has room for.
@@ -118,7 +120,7 @@ pub enum IoError {
 }
 
 impl IoError {
-    /// The errno that the kernel or a client is told.
+    /// The errno for the kernel or a client.
     pub fn errno(self) -> i32 {
         match self {
             Self::OutOfRange => 22,                // EINVAL
@@ -131,14 +133,14 @@ impl IoError {
     }
 }
 
-/// What is behind a range of the device.
+/// What an extent of the device holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentKind {
     /// Stored data.
     Data,
-    /// Zeros that a client wrote and wants kept.
+    /// Zeros that a client wrote with `no_hole`.
     Zero,
-    /// Nothing was ever written, or it was discarded.
+    /// Never written, or discarded.
     Hole,
 }
 
@@ -147,7 +149,7 @@ pub enum ExtentKind {
 pub struct Extent {
     /// Length in bytes.
     pub len: u64,
-    /// What is behind it.
+    /// What it holds.
     pub kind: ExtentKind,
 }
 
@@ -156,34 +158,35 @@ pub trait Device: Send + Sync + 'static {
     /// Size in bytes, a multiple of 4096; it may grow.
     fn size(&self) -> u64;
 
-    /// Whether it takes [`Request::Discard`].
+    /// Whether the device takes [`Request::Discard`].
     fn discards(&self) -> bool {
         true
     }
 
-    /// Whether a flush makes anything more durable than it is. Without a log or a backing store
-    /// there is nothing for it to do, and users that are told so need not wait for one.
+    /// Whether a flush makes anything more durable. Without a log or a backing store it does not,
+    /// and a front-end that reports this saves its clients the wait.
     fn flushes(&self) -> bool {
         true
     }
 
-    /// Whether requests may wait for a drive, so that it pays to have several under way.
+    /// Whether requests may wait for a drive, so that several in flight are faster.
     fn waits(&self) -> bool {
         false
     }
 
-    /// From how many bytes on a request goes faster through [`Channel::ship`]; `None`: none does.
+    /// The least request size in bytes that is faster through [`Channel::ship`]; `None`: no size
+    /// is.
     fn worth_shipping(&self) -> Option<usize> {
         None
     }
 
-    /// A way in for one thread: made when the thread starts, kept, never shared.
+    /// A channel for one thread: made when the thread starts, kept, never shared.
     fn channel(self: Arc<Self>) -> Box<dyn Channel>;
 
-    /// What is behind `len` bytes from `offset` on: at least one and at most `most` runs, in order,
-    /// together at most `len` bytes (fewer when `most` runs do not reach that far, or to look at
-    /// all of it would hold up others). What a drive holds is unknown without reading it, and is
-    /// all data.
+    /// The extents of `len` bytes from `offset` on: at least one and at most `most`, in order. They
+    /// cover at most `len` bytes; fewer if `most` extents do not reach that far, or if looking at
+    /// all of it would delay others. Only a read shows what a drive holds, so all of it counts as
+    /// data.
     ///
     /// # Errors
     /// [`IoError::OutOfRange`].
@@ -194,14 +197,14 @@ pub trait Device: Send + Sync + 'static {
     }
 }
 
-/// How a log works, as far as that can be changed while it does.
+/// Settings of a log that can change while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
     /// When and how much is written back.
     pub policy: Policy,
-    /// Milliseconds without a change after which what is there is made durable.
+    /// Milliseconds without a change after which the log commits what is in memory.
     pub commit_interval_ms: u64,
-    /// Percent of the log for what the backing store has, too.
+    /// Percent of the log that may hold copies of what the backing store has, too.
     pub keep_percent: u64,
 }
 
@@ -210,10 +213,11 @@ pub trait Serving: Device {
     /// All counters, now.
     fn stats(&self) -> Stats;
 
-    /// How long requests took, to the last bucket.
+    /// How long requests took, with all buckets.
     fn latencies(&self) -> Latencies;
 
-    /// What the content was made for, where no drive alone tells; counted as no request.
+    /// The sector that the content was made for, where the drive alone does not tell. Not counted
+    /// as a request.
     fn made_for(&self) -> Option<MadeFor> {
         None
     }
@@ -221,102 +225,102 @@ pub trait Serving: Device {
     /// Changes the limit on memory, in bytes.
     ///
     /// # Errors
-    /// A limit that cannot be; then nothing changes.
+    /// The limit is invalid or cannot be reached; then nothing changes.
     fn set_ram_limit(&self, bytes: u64) -> Outcome<()>;
 
-    /// Has `alarm` called whenever a drive below has failed a request, or blocks turn out to be
-    /// lost. It must neither wait nor allocate.
+    /// Has `alarm` called whenever a drive below fails a request, or blocks turn out to be lost.
+    /// `alarm` must neither wait nor allocate.
     fn heed(&self, alarm: &Alarm);
 
-    /// Ends the volume's own work; what can be durable is.
+    /// Ends the volume's own threads, after they have made durable what can be.
     ///
     /// # Errors
-    /// Something that was acknowledged could not be made durable.
+    /// Acknowledged data could not be made durable.
     fn close(&self) -> Outcome<()>;
 
-    /// What only a volume without a backing store can do.
+    /// Operations of a volume without a backing store.
     fn in_memory(&self) -> Option<&dyn InMemory> {
         None
     }
 
-    /// What only a volume with a log can do.
+    /// Operations of a volume with a log.
     fn log(&self) -> Option<&dyn LogControl> {
         None
     }
 
-    /// Bytes of data that exist nowhere else and end with [`Self::close`].
+    /// Bytes of data that exist nowhere else and that [`Self::close`] loses.
     fn volatile_bytes(&self) -> u64 {
         self.in_memory().map_or(0, InMemory::stored_bytes)
     }
 }
 
-/// A volume whose data is in memory and on a spill device, and nowhere else.
+/// A volume whose data exists only in memory and on a spill device.
 pub trait InMemory {
-    /// Bytes of data that is stored.
+    /// Bytes of stored data.
     fn stored_bytes(&self) -> u64;
 
     /// Makes the device larger, at once.
     ///
     /// # Errors
-    /// A size that cannot be; then nothing changes.
+    /// The size is invalid; then nothing changes.
     fn grow(&self, size: u64) -> Outcome<()>;
 
     /// Changes when cold data is recompressed.
     ///
     /// # Errors
-    /// There is no memory for that.
+    /// There is no memory for it.
     fn set_recompress(&self, when: Recompress) -> Outcome<()>;
 
-    /// Begins to recompress everything that was not read lately.
+    /// Starts to recompress everything that was not read lately.
     ///
     /// # Errors
     /// As [`Self::set_recompress`].
     fn recompress(&self) -> Outcome<()>;
 
-    /// Prepares for the machine to swap to the device, which may then be short of memory itself; or
-    /// ends that.
+    /// Prepares for the machine to swap to the device, or ends that. While it swaps, the machine
+    /// may itself be short of memory.
     ///
     /// # Errors
-    /// There is no room for what that needs.
+    /// There is no room for the emergency reserve.
     fn carry_swap(&self, on: bool) -> Outcome<()>;
 
-    /// Takes the volume's name off what means nothing without it, once it is gone for good: others
-    /// may use that then.
+    /// Removes the volume's label from its spill device, once the volume is gone for good. Others
+    /// may then use the device.
     fn disown(&self);
 }
 
-/// A volume with a log before its backing store.
+/// A volume with a log in front of its backing store.
 pub trait LogControl {
-    /// Changes how the log works.
+    /// Changes settings of the running log.
     fn tune(&self, tuning: &Tuning);
 
-    /// Hurries to bring to the backing store what the log holds now, or stops hurrying to. It is
-    /// there when the log's tail has come to the segment that is returned.
+    /// Starts or stops to write back at once all that the log holds now. The backing store has it
+    /// when the log's tail reaches the returned segment.
     fn drain(&self, on: bool) -> u64;
 
-    /// Takes note of all blocks that are lost: no user needs to be told of these any more. How
-    /// many they are.
+    /// Marks all lost blocks as known to the user, so that they are reported no longer. Returns how
+    /// many blocks these are.
     ///
     /// # Errors
-    /// That can't be written down.
+    /// The note cannot be written.
     fn note_loss(&self) -> Outcome<u64>;
 }
 
-/// One thread's way into a device: owns the scratch memory and the counters of that thread.
+/// One thread's access to a device: owns the scratch memory and the counters of that thread.
 pub trait Channel: Send {
-    /// Serves one request of any byte range, run to completion on this thread. `arrived` is when
-    /// the front-end took it in (for the latency histograms).
+    /// Serves a request of any byte range, run to completion on this thread. `arrived` is when the
+    /// front-end received it (for the latency histograms).
     ///
     /// # Errors
-    /// See [`IoError`]; a request that failed may have been carried out for some of its blocks.
+    /// See [`IoError`]. A failed request may have been carried out for some of its blocks.
     fn submit(&mut self, request: Request<'_>, arrived: Instant) -> Result<(), IoError>;
 
-    /// Serves a read or a write whose bytes are not in memory yet, or have to go elsewhere: several
-    /// threads may move parts of it at the same time, this one through `scratch`, which has at
-    /// least [`Device::worth_shipping`] bytes.
+    /// Serves a read or a write whose bytes `load.mover` moves. Several threads may move parts of
+    /// it at the same time; this thread moves its parts through `scratch`, which has at least
+    /// [`Device::worth_shipping`] bytes.
     ///
     /// # Errors
-    /// As [`Channel::submit`]; [`IoError::Unsupported`] where nothing is worth shipping.
+    /// As [`Channel::submit`]; [`IoError::Unsupported`] if the device ships nothing.
     fn ship(
         &mut self,
         load: Load<'_>,
@@ -327,19 +331,19 @@ pub trait Channel: Send {
         Err(IoError::Unsupported)
     }
 
-    /// Counts `bytes` of memory that the front-end holds for this channel's requests (in place of
-    /// what it counted before), where the device has a limit on memory.
+    /// Counts `bytes` of memory that the front-end holds for this channel's requests, in place of
+    /// the number counted before, if the device has a limit on memory.
     fn count_buffers(&mut self, bytes: u64) {
         let _ = bytes;
     }
 }
 
-/// A setting of a log, where there is none.
+/// The error for a setting of a log on a volume without a log.
 pub fn no_log() -> Error {
     Error::usage("the volume has no log, and this is a setting of one").hint("leave it out")
 }
 
-/// A limit on copies, where none are kept.
+/// The error for a limit on copies on a volume that keeps none.
 pub(super) fn no_copies() -> Error {
     Error::usage("the volume came up with --ram-limit 0 and keeps no copies")
         .hint("take it down, and up with another --ram-limit")

@@ -1,7 +1,7 @@
-//! What requests came to: counters that one thread writes, and the accounts of a volume, which add
-//! those of all its threads up on demand.
+//! Counters of requests. Each thread has its own; a volume adds those of all its threads up on
+//! demand.
 //!
-//! Invariant: what a thread has counted stays counted when it leaves.
+//! Invariant: what a thread has counted stays counted when the thread leaves.
 
 use super::contract::Request;
 use crate::stats::histogram::{Histogram, Sum};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Kinds of request, as they are counted.
+/// Kinds of request that are counted apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Kind {
@@ -28,7 +28,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The kind of a request, where it begins, and its bytes.
+    /// The kind of a request, its first byte, and its length in bytes.
     pub fn of(request: &Request<'_>) -> (Self, u64, u64) {
         match request {
             Request::Read { offset, buf } => (Self::Read, *offset, buf.len() as u64),
@@ -40,7 +40,7 @@ impl Kind {
     }
 }
 
-/// How many kinds there are.
+/// The number of kinds.
 pub const KINDS: usize = 5;
 
 /// One thread's counters, in cache lines that no other thread writes to.
@@ -60,12 +60,12 @@ struct PerKind {
     serving: Histogram,
 }
 
-/// What became of one request.
+/// The result of one request.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
-    /// Bytes that were asked for.
+    /// Bytes that the request asked for.
     pub bytes: u64,
-    /// Whether it ended with an error.
+    /// Whether the request failed.
     pub failed: bool,
     /// See [`Requests::waiting`].
     pub waiting: Duration,
@@ -90,18 +90,18 @@ impl Counters {
         to.serving.record(outcome.serving);
     }
 
-    /// How many were counted.
+    /// The number of counted requests.
     pub fn requests(&self) -> u64 {
         self.kinds.iter().map(|kind| kind.requests.load(Ordering::Relaxed)).sum()
     }
 
-    /// Counts a request that lay outside the device.
+    /// Counts a request that exceeds the device.
     pub fn count_invalid(&self) {
         add(&self.invalid, 1);
     }
 }
 
-/// The counters of all threads that work for a volume, or did.
+/// The counters of all threads that work or worked for a volume.
 #[derive(Debug, Default)]
 pub struct Accounts {
     all: Mutex<All>,
@@ -114,21 +114,21 @@ struct All {
 }
 
 impl Accounts {
-    /// Counters for one more thread.
+    /// Makes the counters of one more thread.
     pub fn enter(&self) -> Arc<Counters> {
         let counters = Arc::new(Counters::default());
         self.all.lock().live.push(Arc::clone(&counters));
         counters
     }
 
-    /// Takes over what a thread has counted, which counts nothing any more.
+    /// Keeps the counts of a thread that leaves. The thread must not count any more.
     pub fn leave(&self, counters: &Arc<Counters>) {
         let mut all = self.all.lock();
         all.past.add(counters);
         all.live.retain(|other| !Arc::ptr_eq(other, counters));
     }
 
-    /// All of them, added up.
+    /// The sum over all threads.
     pub fn totals(&self) -> Totals {
         let all = self.all.lock();
         let mut totals = all.past.clone();
@@ -150,7 +150,7 @@ impl Accounts {
 #[derive(Clone, Debug, Default)]
 pub struct Totals {
     kinds: [KindTotal; KINDS],
-    /// Requests that lay outside the device.
+    /// Requests that exceeded the device.
     pub invalid: u64,
 }
 
@@ -176,12 +176,12 @@ impl Totals {
         }
     }
 
-    /// How many requests they are of.
+    /// The number of requests.
     pub fn requests(&self) -> u64 {
         self.kinds.iter().map(|kind| kind.requests).sum()
     }
 
-    /// What counters know of a volume; the rest is 0.
+    /// The counted fields of a volume's statistics; all other fields are 0.
     pub fn stats(&self) -> Stats {
         Stats {
             read: self.of(Kind::Read),
@@ -194,7 +194,7 @@ impl Totals {
         }
     }
 
-    /// How long requests took, to the last bucket.
+    /// How long requests took, with all buckets.
     pub fn latencies(&self) -> Latencies {
         let of = |kind: Kind| {
             let total = &self.kinds[kind as usize];
@@ -209,7 +209,7 @@ impl Totals {
         }
     }
 
-    /// One kind, as it is reported.
+    /// The totals of one kind, as reported.
     fn of(&self, kind: Kind) -> Requests {
         let total = &self.kinds[kind as usize];
         Requests {

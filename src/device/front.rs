@@ -1,20 +1,20 @@
-//! The one front over all engines: range check, counters, latency, and what has to be durable
-//! before a request is acknowledged.
+//! The one front of all engines: range check, counters, latency, and the flush of what has to be
+//! durable before a request is acknowledged.
 //!
-//! Invariants: every request that comes in is counted exactly once, whether it ended well or not;
-//! an engine sees only ranges inside the device.
+//! Invariants: every request is counted exactly once, whether it succeeds or fails; an engine sees
+//! only ranges inside the device.
 
 use super::contract::{Channel, IoError, Load, Request, Way};
 use super::counters::{Counters, Kind, Outcome};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// One thread's way into an engine. Every range that it is given is inside the device.
+/// One thread's access to an engine. Every range that it gets is inside the device.
 pub(super) trait Engine: Send {
     /// Size of the device in bytes, now.
     fn size(&self) -> u64;
 
-    /// Whether it takes discards.
+    /// Whether the engine takes discards.
     fn discards(&self) -> bool;
 
     /// Whether every change has to be durable before it is acknowledged.
@@ -28,10 +28,10 @@ pub(super) trait Engine: Send {
     /// Stores `data` from `offset` on.
     fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), IoError>;
 
-    /// Makes a range read as zeros; with `keep` it stays allocated, where the engine knows that.
+    /// Zeroes a range; with `keep` it stays allocated, if the engine tracks that.
     fn zero(&mut self, offset: u64, len: u64, keep: bool) -> Result<(), IoError>;
 
-    /// Makes all that ended before as durable as this engine can.
+    /// Makes all requests that ended before as durable as this engine can.
     fn flush(&mut self) -> Result<(), IoError>;
 
     /// As [`Channel::ship`].
@@ -47,7 +47,7 @@ pub(super) trait Engine: Send {
         Duration::ZERO
     }
 
-    /// The thread ends: what it has counted stays counted.
+    /// The thread ends; what its `counters` have counted stays counted.
     fn leave(&mut self, counters: &Arc<Counters>);
 }
 
@@ -74,7 +74,7 @@ impl<E: Engine> Front<E> {
         Self { engine, counters }
     }
 
-    /// Has a request served if it is inside the device, and counts how that went.
+    /// Serves a request that is inside the device, and counts its result.
     fn count(
         &mut self,
         (kind, offset, len): (Kind, u64, u64),

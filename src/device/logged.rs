@@ -1,8 +1,8 @@
-//! A volume whose changes go to a durable log before they reach a backing store.
+//! A volume whose changes go to a durable log before they reach the backing store.
 //!
-//! Invariants: a write is acknowledged when the log's memory has it, a flush when the log's drive
-//! has it; every request is counted once. A request is cut at groups of 16 blocks, which the
-//! contract allows.
+//! Invariants: a write is acknowledged when it is in the log's memory, a flush when the log's drive
+//! has all writes before it; every request is counted once. A request is cut at groups of 16
+//! blocks, which the contract allows.
 
 use super::contract::{Channel, Device, IoError, LogControl, Serving, Tuning};
 use super::counters::{Accounts, Counters};
@@ -26,25 +26,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Requests have seldom as many blocks: 2 MiB.
+/// The read cache reads ahead after this many blocks (2 MiB) in a row: few requests are as long.
 const LONG_BLOCKS: u64 = 512;
 
-/// How a logged volume works.
+/// Settings of a logged volume.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogOptions {
     /// How blocks are compressed.
     pub algorithm: Algorithm,
-    /// Acknowledge writes when they are durable, not when they are in memory.
+    /// Acknowledge a write when it is durable, not when it is in memory.
     pub sync: bool,
     /// Memory and commits of the log.
     pub log: log::Options,
     /// When and how much is written back.
     pub policy: Policy,
-    /// Go on although durable chunks are missing; what they held reads as it was before.
+    /// Open the log although durable chunks are missing; the blocks in them read as they were
+    /// before.
     pub accept_loss: bool,
-    /// Memory for copies of what the backing store has, in bytes; 0: none.
+    /// Memory for copies of the backing store's blocks, in bytes; 0: none.
     pub ram_limit: u64,
-    /// The most that it can be raised to; 0: there are no copies.
+    /// The highest limit that [`Serving::set_ram_limit`] accepts, in bytes; 0: no copies.
     pub ram_limit_max: u64,
 }
 
@@ -54,7 +55,7 @@ pub type CountChanges = Box<dyn Fn() -> media::ChangeCounter + Send>;
 /// A block device over a log and a backing store.
 pub struct LogVolume {
     logged: Arc<Logged>,
-    /// The backing store, if it has copies.
+    /// The read cache of the backing store, if there is one.
     cache: Option<Arc<Cached>>,
     blocks: u64,
     discards: bool,
@@ -62,25 +63,25 @@ pub struct LogVolume {
     runtime: Mutex<Option<Runtime>>,
     accounts: Accounts,
     report: log::Report,
-    /// Parts of requests that read and wrote less than a block.
+    /// Parts of requests that read (`[0]`) and wrote (`[1]`) less than a block.
     partial: [AtomicU64; 2],
-    /// What this machine knows of the backing store, and where it keeps that.
+    /// This machine's record of the backing store, and the file that holds it.
     record: Mutex<Option<(Book, Arc<Mutex<Record>>)>>,
-    /// Lost blocks that a user has taken note of, in order.
+    /// Lost blocks that the user has noted, in order.
     noted: Arc<Mutex<Vec<(u64, u64)>>>,
     /// Called when blocks turn out to be lost.
     alarm: Arc<OnceLock<Alarm>>,
     drives: [(Role, Arc<dyn Drive>); 2],
-    /// Says what is known of the backing store when it is let go.
+    /// Reads the backing store's change counters when the volume closes.
     count_changes: Mutex<Option<CountChanges>>,
 }
 
 impl LogVolume {
-    /// Opens the log on `log`, which belongs to `backing`, and starts to work. `epoch` is a random
-    /// number.
+    /// Opens the log on `log`, which belongs to `backing`, and starts its threads. `epoch` is a
+    /// random number.
     ///
     /// # Errors
-    /// See [`log::open`]; or the system gives no thread.
+    /// See [`log::open`]; or a thread cannot be started.
     pub fn open(
         log: Arc<dyn Drive>,
         backing: Arc<dyn Drive>,
@@ -90,10 +91,11 @@ impl LogVolume {
         Self::open_in(log, backing, options, epoch, &Memory::default())
     }
 
-    /// The same with `memory` for what is not durable, and with what another process left there.
+    /// As [`LogVolume::open`], with `memory` for what is not durable. Takes over what another
+    /// process left there.
     ///
     /// # Errors
-    /// The same; or what is there is not of this log as it is.
+    /// As [`LogVolume::open`]; or `memory` does not belong to this state of the log.
     pub fn open_in(
         log: Arc<dyn Drive>,
         backing: Arc<dyn Drive>,
@@ -106,7 +108,7 @@ impl LogVolume {
         Self::open_found(found, (log, backing), options, epoch, kept)
     }
 
-    /// The same with a log that was looked at already, and not written to since.
+    /// As [`LogVolume::open_in`], with a log that was inspected already and not written to since.
     ///
     /// # Errors
     /// The drive fails.
@@ -120,7 +122,8 @@ impl LogVolume {
         let fitted = options.log.fitted(&found.superblock);
         found.superblock.at_s = crate::stats::time::now();
         if found.superblock.spent {
-            // What went past it is forgotten with that mark, and no flush of the log covers it.
+            // The new superblock removes the mark `spent`. Writes that bypassed the spent log are
+            // only in the backing store, and no flush of the log covers them.
             backing.flush()?;
         }
         let (core, report) = found.open(&*log, fitted, epoch, kept)?;
@@ -156,25 +159,26 @@ impl LogVolume {
     }
 
     /// Starts the threads that commit and write back, and waits until the log has taken what
-    /// another process left in memory. The log's drive is asked through `ring`, which must be one
-    /// on it, or else by threads.
+    /// another process left in memory. The log's drive is read and written through `ring`, which
+    /// must belong to that drive; without it, by threads.
     ///
     /// # Errors
-    /// The system gives no thread; or the log fails before it has taken that, which stays there.
+    /// A thread cannot be started; or the log fails before it has taken what is in memory, which
+    /// then stays there.
     pub fn start(&self, ring: Option<Ring>) -> Result<()> {
         let LogOptions { policy, algorithm, .. } = self.options;
         *self.runtime.lock() = Some(Runtime::start(&self.logged, policy, algorithm, ring)?);
         self.logged.recommit().context("what was in memory cannot be brought to the log")
     }
 
-    /// Sets what says, when the volume goes down, by what it is known later that nothing was
-    /// written to the backing store.
+    /// Sets the function that reads the backing store's change counters when the volume closes.
+    /// They show later whether the backing store was written to since.
     pub fn set_change_counter(&self, count: CountChanges) {
         *self.count_changes.lock() = Some(count);
     }
 
-    /// Says what the superblock has of the backing store's identity: from now on it is kept true.
-    /// `drive` is the backing store itself.
+    /// Tells the log which identity of the backing store is in its superblock; from now on the log
+    /// keeps it true. `drive` is the backing store itself.
     pub(super) fn watch(&self, identity: Identity, id: StableId, drive: Arc<dyn Drive>) {
         self.logged.watch(identity, id, drive);
     }
@@ -190,7 +194,7 @@ impl LogVolume {
         self.logged.listen(Box::new(move |standing| {
             let mut last = last.lock();
             let now = Record { noted: still_noted(&standing.lost), ..last.after(standing) };
-            // A record that cannot be written says less than is true, as after a crash.
+            // After a failed save the older record stays, as after a crash.
             if now != *last && listener.save(&now).is_ok() {
                 *last = now;
             }
@@ -199,8 +203,8 @@ impl LogVolume {
         Ok(())
     }
 
-    /// What, given the lost blocks, calls the alarm when they are more than before, and says which
-    /// of them are noted. A block that was written since is not: it may be lost again.
+    /// Returns a function of the lost blocks. It calls the alarm when there are more than before,
+    /// and returns the noted ones. A block written since is no longer noted: it may be lost again.
     fn watch_losses(&self) -> impl Fn(&[(u64, u64)]) -> Vec<(u64, u64)> + Send + Sync + use<> {
         let (noted, alarm) = (Arc::clone(&self.noted), Arc::clone(&self.alarm));
         let known = AtomicU64::new(0);
@@ -217,18 +221,18 @@ impl LogVolume {
         }
     }
 
-    /// What opening found.
+    /// What recovery found.
     pub fn report(&self) -> &log::Report {
         &self.report
     }
 
-    /// Hurries to bring to the backing store what the log holds now, or stops hurrying to. It is
-    /// there when the log's tail has come to the segment that is returned.
+    /// Starts or stops to write back at once all that the log holds now. The backing store has it
+    /// when the log's tail reaches the returned segment.
     pub fn drain(&self, on: bool) -> u64 {
         self.runtime.lock().as_ref().map_or(0, |runtime| runtime.drain(on))
     }
 
-    /// Makes everything durable and ends the threads. Nothing may be asked of it any more.
+    /// Makes everything durable and ends the threads. The volume must not be used after this.
     ///
     /// # Errors
     /// The log has failed.
@@ -244,23 +248,24 @@ impl LogVolume {
             now.dirty &= !(standing.stats.clean && standing.lost.is_empty());
             let core = self.logged.core();
             if core.is_closed() {
-                // That superblock is durable.
+                // Both copies of that superblock are durable.
                 let sb = core.superblock();
                 (now.generation, now.at_unix_s) = (sb.generation, sb.at_s);
             }
             drop(core);
-            // What stays is no less safe: it says that the log may hold something, and is older.
+            // If this fails, the older record stays, which is safe: it says that the log may hold
+            // data.
             let _ = book.save(&now);
         }
         closed
     }
 
-    /// What has failed on its drives.
+    /// The failures of the volume's drives.
     fn failures(&self) -> impl Iterator<Item = (Role, &Failures)> {
         self.drives.iter().filter_map(|(role, drive)| Some((*role, drive.failures()?)))
     }
 
-    /// All counters, now. What only a store in memory has is 0.
+    /// All counters, now. Fields of a memory engine are 0.
     pub fn stats(&self) -> Stats {
         let Standing { stats: log, lost, .. } = self.logged.standing();
         let log = LogStats {
@@ -297,8 +302,8 @@ impl Device for LogVolume {
         self.blocks * BLOCK
     }
 
-    /// What is discarded must read as zeros, also in the backing store alone. Where that would mean
-    /// to write as many zeros, a discard does more harm than good.
+    /// A discarded block must read as zeros, also in the backing store alone. If the drive can only
+    /// write these zeros, a discard does more harm than good.
     fn discards(&self) -> bool {
         self.discards
     }
@@ -375,7 +380,7 @@ impl LogControl for LogVolume {
 
     fn note_loss(&self) -> Result<u64> {
         let kept = self.record.lock();
-        // The listener leaves the note alone meanwhile.
+        // While the record is locked, the listener leaves the note alone.
         let mut kept = kept.as_ref().map(|(book, record)| (book, record.lock()));
         let lost = self.logged.standing().lost;
         if let Some((book, record)) = &mut kept {
@@ -389,7 +394,7 @@ impl LogControl for LogVolume {
     }
 }
 
-/// One thread's way into a logged volume.
+/// One thread's access to a logged volume.
 struct LogChannel {
     volume: Arc<LogVolume>,
     io: LogIoContext,

@@ -1,6 +1,7 @@
-//! What saved settings know of a volume's drives, so that others that have their names are refused.
+//! The marks of a volume's drives in its saved settings. Another drive under the same name is
+//! refused.
 //!
-//! Invariant: this module writes nothing. A drive that cannot be looked at passes: what opens it
+//! Invariant: this module writes nothing. A drive that cannot be read passes the check: opening it
 //! reports the failure.
 
 use crate::error::{Error, Result};
@@ -13,13 +14,13 @@ use std::path::Path;
 pub struct Marks {
     /// The UUID in the log's superblock: 32 digits.
     pub log: Option<String>,
-    /// The number of the [`StableId`] of a backing store without a log: 16 digits. A log knows its
-    /// backing store itself.
+    /// The number of the [`StableId`] of a backing store without a log: 16 digits. A log identifies
+    /// its backing store itself.
     pub backing: Option<String>,
 }
 
 impl Marks {
-    /// The marks of drives, as far as they have some.
+    /// The marks of these drives; `None` for a drive that has none.
     pub fn of(log: Option<&Path>, backing: Option<&Path>) -> Self {
         match (log, backing) {
             (Some(log), _) => Self { log: uuid_of(log).ok().flatten(), backing: None },
@@ -31,7 +32,7 @@ impl Marks {
     /// Refuses drives that have other marks.
     ///
     /// # Errors
-    /// What was found where, and what was expected there.
+    /// A drive has another mark: names the found and the expected one.
     pub fn check(&self, log: Option<&Path>, backing: Option<&Path>) -> Result<()> {
         if let (Some(wanted), Some(log)) = (&self.log, log) {
             match uuid_of(log) {

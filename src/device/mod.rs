@@ -1,11 +1,12 @@
-//! What front-ends see: the one entry for requests, with range, blocks, read-modify-write, counters
-//! and latency.
+//! What front-ends see: the one entry for requests, with range check, blocks, read-modify-write,
+//! counters and latency.
 //!
-//! A volume is one of three: [`Volume`] in memory, [`LogVolume`] with a log before its backing
-//! store, [`PassthroughVolume`] that is its backing store, with or without copies in memory.
+//! A volume is one of three: [`Volume`] in memory, [`LogVolume`] with a log in front of its backing
+//! store, [`PassthroughVolume`] that passes requests to its backing store, with or without a read
+//! cache.
 //!
-//! Invariant: a front-end reaches stored data only through a [`Channel`]; every request that comes
-//! in is counted exactly once, whether it ended well or not.
+//! Invariant: a front-end reaches stored data only through a [`Channel`]; every request is counted
+//! exactly once, whether it succeeds or fails.
 
 mod attach;
 mod claimed;

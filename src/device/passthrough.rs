@@ -1,10 +1,9 @@
-//! A passthrough volume: it is its backing store, with copies of its blocks in memory or without:
-//! nothing else stands before it.
+//! A passthrough volume: it passes requests to its backing store, with or without a read cache.
 //!
-//! Invariants: a request is served by the drive itself, whole, before it returns; a flush is one of
-//! the drive. A write of a part of a block changes nothing else of it, and reaches the drive as
-//! sectors where that can: such a write locks its stripe exclusively; writes of whole blocks share
-//! it.
+//! Invariants: the drive itself serves the whole request before the request returns; a flush
+//! flushes the drive. A write of a part of a block changes no other byte of the block, and reaches
+//! the drive as sectors if the drive can take them: such a write locks its stripe exclusively.
+//! Writes of whole blocks lock it shared.
 
 use super::contract::{Channel, Device, IoError, Serving};
 use super::counters::{Accounts, Counters};
@@ -27,13 +26,13 @@ use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 const STRIPES: usize = 64;
-/// Neighbouring bytes of one stripe.
+/// Bytes of a stripe: neighbouring bytes under one lock.
 const STRIPE: u64 = 1 << 20;
 
-/// The volume.
+/// A passthrough volume.
 pub struct PassthroughVolume {
     backing: Arc<dyn Drive>,
-    /// The same, if it has copies.
+    /// `backing` again, if it is a read cache.
     cache: Option<Arc<Cached>>,
     discards: bool,
     stripes: Vec<RwLock<()>>,
@@ -41,23 +40,23 @@ pub struct PassthroughVolume {
 }
 
 impl PassthroughVolume {
-    /// Bytes of the volume that a drive is.
+    /// The size of a passthrough volume over `backing`, in bytes.
     ///
     /// # Errors
-    /// It can't be read, or its size is no multiple of 4096.
+    /// The drive cannot be read, or its size is no multiple of 4096.
     pub fn size_of(backing: &Path) -> Result<u64> {
         let drive = FileDrive::open(backing, Access::ReadOnly)?;
         drive.require_whole()?;
         Ok(drive.size())
     }
 
-    /// The volume that a drive is, opened exclusively. `memory` is what a log would use that it
-    /// gets one day; `state` is where this machine keeps what it knows of backing stores. Copies of
-    /// its blocks take at most so much memory as `ram_limit` says, and the most that it can be
-    /// raised to.
+    /// Opens `backing` exclusively, with a read cache. `memory` is what a log of this volume would
+    /// use; it must be empty. `state` is the directory with this machine's records of backing
+    /// stores. `ram_limit` is the limit of the read cache and `most` the highest limit that it can
+    /// get, both in bytes.
     ///
     /// # Errors
-    /// It can't be used, or its log, or memory, holds or may hold what it lacks.
+    /// The drive cannot be used; or its log, or `memory`, holds or may hold what it lacks.
     pub fn open(
         backing: &Path,
         memory: &Memory,
@@ -85,12 +84,12 @@ impl PassthroughVolume {
         }
     }
 
-    /// The volume that any drive is.
+    /// A volume over any drive, without a read cache.
     pub fn over(backing: Arc<dyn Drive>) -> Arc<Self> {
         Self::made(backing, None)
     }
 
-    /// The volume that a drive with copies is.
+    /// A volume over a read cache.
     pub fn cached(cache: Arc<Cached>) -> Arc<Self> {
         Self::made(Arc::clone(&cache) as Arc<dyn Drive>, Some(cache))
     }
@@ -105,7 +104,7 @@ impl PassthroughVolume {
         })
     }
 
-    /// All counters, now. What only a store in memory or a log has is 0.
+    /// All counters, now. Fields of a memory engine or a log are 0.
     pub fn stats(&self) -> Stats {
         let failing = |failures| drives::failing(Role::Backing, failures);
         let stats = Stats {
@@ -116,8 +115,8 @@ impl PassthroughVolume {
         stats.with_cache(self.cache.as_ref().map(|cache| cache.stats()))
     }
 
-    /// Locks the blocks of a range, at least one byte, in shared mode, as all writers of whole
-    /// blocks do.
+    /// Locks the stripes of a range in shared mode, as every writer of whole blocks does. The range
+    /// has at least one byte.
     fn share(&self, bytes: &Range<u64>) -> Vec<RwLockReadGuard<'_, ()>> {
         let all = bytes.start / STRIPE..=(bytes.end - 1) / STRIPE;
         let mut stripes: Vec<usize> =
@@ -126,7 +125,7 @@ impl PassthroughVolume {
         stripes.into_iter().map(|stripe| self.stripes[stripe].read()).collect()
     }
 
-    /// Writes a part of a block.
+    /// Writes a part of a block, with its stripe locked exclusively.
     fn write_part(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
         let _alone = self.stripes[(at / STRIPE) as usize % STRIPES].write();
         self.backing.write_part(at, data)
@@ -183,13 +182,13 @@ impl Serving for PassthroughVolume {
     }
 }
 
-/// One thread's way to it.
+/// One thread's access to a passthrough volume.
 struct PassthroughChannel {
     volume: Arc<PassthroughVolume>,
     page: Box<[u8; BLOCK_SIZE]>,
 }
 
-/// The whole blocks of a range, and what is before and behind them.
+/// Splits a range into the bytes before its whole blocks, the whole blocks, and the bytes behind.
 fn parts(range: Range<u64>) -> (Range<u64>, Range<u64>, Range<u64>) {
     let first = range.start.next_multiple_of(BLOCK).min(range.end);
     let last = (range.end / BLOCK * BLOCK).max(first);

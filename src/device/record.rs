@@ -1,16 +1,17 @@
 //! This machine's record of a backing store and its logs.
 //!
-//! A small file for each backing store, named by the drive's own id, in the state directory: the
-//! log, its last known generation, whether it holds data, and the age of the backing store's own
-//! state. Durability does not depend on it: without it, a log is judged by its superblock alone.
+//! Each backing store has a small file in the state directory, named by the drive's own id. It
+//! holds the log, the log's last known generation, whether the log holds data, and the age of the
+//! backing store's own state. Durability does not depend on the file: without it, a log is judged
+//! by its superblock alone.
 //!
 //! Invariants: the record is written before a volume comes up, before a window changes the backing
-//! store, and when the volume has gone down. It stays when the log is drained, because an older
-//! copy of the log may be put back. **Its generation is never ahead of the log's durable
-//! superblock**: else a crash would leave a log that is refused. It is the generation of a
-//! superblock of which both copies were flushed, at the opening (before anything else is written)
-//! or at a close in order. So it may lag behind, and a copy of a log is recognised once the log was
-//! opened, or closed in order, after the copy was made.
+//! store, and after the volume has gone down. It stays when the log is drained, because an older
+//! copy of the log may come back. **Its generation is never ahead of the log's durable
+//! superblock**: otherwise a log would be refused after a crash. It is the generation of a
+//! superblock of which both copies were flushed: at the opening (before anything else is written)
+//! or at a close in order. So it may lag behind; an old copy of a log is recognised once the log
+//! was opened, or closed in order, after the copy was made.
 
 use crate::error::{Context, Error, Result};
 use crate::log::Standing;
@@ -23,44 +24,44 @@ use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// Earlier logs of one backing store that are remembered.
+/// The most earlier logs that a record keeps.
 const EARLIER: usize = 64;
 
 /// The content of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
-    /// Where the backing store was.
+    /// Path of the backing store when it was last open.
     pub backing: PathBuf,
-    /// The bytes of the disk or file that it is, if known.
+    /// The bytes of the disk or file that the backing store covers, if known.
     #[serde(default)]
     pub place: Option<Place>,
-    /// Where its log was.
+    /// Path of its log when that was last open.
     pub log: PathBuf,
     /// UUID of the log.
     pub uuid: [u8; 16],
-    /// Generation of its superblock: that one, or a newer one, was durable.
+    /// Generation of a superblock of the log. This one or a newer one is durable.
     #[serde(default)]
     pub generation: u64,
-    /// When that was written, in seconds since 1970.
+    /// When that superblock was written, in seconds since 1970.
     #[serde(default)]
     pub at_unix_s: u64,
-    /// The log holds, or may hold, what the backing store lacks; or it alone knows that blocks are
-    /// lost.
+    /// The log holds, or may hold, what the backing store lacks; or only the log knows which blocks
+    /// are lost.
     pub dirty: bool,
     /// See [`crate::stats::LogStats::past_unix_s`].
     pub past_unix_s: u64,
     /// See [`crate::stats::LogStats::mixture_since_unix_s`].
     pub mixture_since_unix_s: u64,
-    /// The backing store's identity, if the superblock of the log could not take it before the
-    /// volume itself changed the backing store: the log had failed.
+    /// The backing store's identity, if a failed log could not store it in its superblock before
+    /// the volume itself changed the backing store.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unmarked: Vec<u8>,
-    /// Lost blocks that the owner has taken note of, as first block and count, in order.
+    /// Lost blocks that the user has noted, as first block and count, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub noted: Vec<(u64, u64)>,
     /// A log with an unknown UUID was given up.
     pub gave_up: bool,
-    /// Logs that it had before.
+    /// Logs that the backing store had before.
     #[serde(default)]
     pub earlier: Vec<Seen>,
 }
@@ -71,30 +72,30 @@ pub(super) struct Seen {
     pub uuid: [u8; 16],
     pub generation: u64,
     pub at_unix_s: u64,
-    /// It was given up: its data is older than the backing store.
+    /// The log was given up: its data is older than the backing store.
     pub gave_up: bool,
 }
 
 impl Seen {
-    /// The log of a durable superblock.
+    /// The state of a log whose durable superblock is `sb`.
     pub fn of(sb: &Superblock) -> Self {
         Self { uuid: sb.uuid, generation: sb.generation, at_unix_s: sb.at_s, gave_up: false }
     }
 
-    /// The log of a durable superblock after it was opened, which writes the next generation.
+    /// The state of that log once it is open: opening writes the next generation.
     pub fn once_open(sb: &Superblock) -> Self {
         Self { generation: sb.generation + 1, at_unix_s: now(), ..Self::of(sb) }
     }
 
-    /// Whether this superblock is of the same log, and older.
+    /// Whether `sb` is an older superblock of this log.
     pub fn is_after(&self, sb: &Superblock) -> bool {
         self.uuid == sb.uuid && (self.gave_up || self.generation > sb.generation)
     }
 }
 
 impl Record {
-    /// The same after a volume's log has gone on. Lost blocks keep it dirty: nothing else knows of
-    /// them.
+    /// The record after the log of a running volume changed. Lost blocks keep it dirty: only the
+    /// log knows which they are.
     pub(super) fn after(&self, standing: &Standing) -> Self {
         let Standing { stats, lost, unmarked } = standing;
         Self {
@@ -106,19 +107,19 @@ impl Record {
         }
     }
 
-    /// The identity that this log could not take: see [`Self::unmarked`].
+    /// The identity that the log of `sb` could not store: see [`Self::unmarked`].
     pub(super) fn unmarked(&self, sb: &Superblock) -> Option<Identity> {
         let stored = (self.uuid == sb.uuid).then_some(&self.unmarked)?;
         Identity::decode(stored.as_slice().try_into().ok()?)
     }
 
-    /// The log, as it was seen last.
+    /// The current log at its last known generation.
     pub(super) fn seen(&self) -> Seen {
         let Self { uuid, generation, at_unix_s, .. } = *self;
         Seen { uuid, generation, at_unix_s, gave_up: false }
     }
 
-    /// The same with another current log.
+    /// The record with another current log.
     pub(super) fn with_log(mut self, log: PathBuf, seen: Seen) -> Self {
         let before = self.seen();
         if before.uuid != [0; 16] {
@@ -132,13 +133,13 @@ impl Record {
         Self { log, uuid, generation, at_unix_s, ..self }
     }
 
-    /// The same after a log was given up.
+    /// The record after a log was given up.
     pub(super) fn without(mut self, log: Seen) -> Self {
         self.remember(Seen { gave_up: true, ..log });
         self
     }
 
-    /// Adds an earlier log. One that was given up stays given up.
+    /// Adds an earlier log. A log that was given up stays given up.
     fn remember(&mut self, log: Seen) {
         let known = self.earlier.iter().any(|one| one.uuid == log.uuid && one.gave_up);
         self.earlier.retain(|one| one.uuid != log.uuid);
@@ -146,18 +147,19 @@ impl Record {
         self.earlier.drain(..self.earlier.len().saturating_sub(EARLIER));
     }
 
-    /// The current log, if it holds data and is another one than `next`.
+    /// The current log, if it holds data and its UUID is not `next`.
     pub(super) fn lacked(&self, next: [u8; 16]) -> Option<Seen> {
         (self.dirty && self.uuid != next).then(|| self.seen())
     }
 
-    /// What the backing store alone is, in words.
+    /// The state of the backing store without its log, in words.
     pub(super) fn state(&self) -> String {
         state(self.past_unix_s, self.mixture_since_unix_s)
     }
 }
 
-/// What is in both lists of ranges, given as first block and count, in order and joined.
+/// The blocks in both lists of ranges. A range is first block and count; lists are in order and
+/// joined.
 pub(super) fn common(some: &[(u64, u64)], others: &[(u64, u64)]) -> Vec<(u64, u64)> {
     let (mut some, mut others) = (some.iter().peekable(), others.iter().peekable());
     let mut both = Vec::new();
@@ -175,7 +177,7 @@ pub(super) fn common(some: &[(u64, u64)], others: &[(u64, u64)]) -> Vec<(u64, u6
     both
 }
 
-/// What a backing store alone is, in words.
+/// The state of a backing store without its log, in words.
 pub(super) fn state(past_s: u64, mixture_s: u64) -> String {
     match (past_s, mixture_s) {
         (0, 0) => "of its state nothing is known".into(),
@@ -189,7 +191,7 @@ pub(super) fn state(past_s: u64, mixture_s: u64) -> String {
     }
 }
 
-/// A moment in words, if it is known.
+/// A time in words, if it is known.
 pub(super) fn moment(unix_s: u64) -> String {
     if unix_s == 0 { "of unknown time".into() } else { format!("of {}", rfc3339(unix_s)) }
 }
@@ -202,11 +204,11 @@ pub(super) struct Book {
 }
 
 impl Book {
-    /// The file for a backing store, in a directory.
+    /// The file of a backing store in the directory `dir`.
     pub(super) fn of(dir: &Path, backing: &FileDrive) -> Self {
         let id = StableId::of(backing);
         let number = match id.number() {
-            // A drive without a name of its own is known by that of its node.
+            // A drive without an id is identified by the path of its node.
             0 => {
                 let path = std::fs::canonicalize(backing.path());
                 let path = path.unwrap_or_else(|_| backing.path().into());
@@ -218,12 +220,12 @@ impl Book {
         Self { path, place: Place::of(backing) }
     }
 
-    /// The bytes of the disk or file that the backing store is.
+    /// The bytes of the disk or file that the backing store covers.
     pub(super) fn place(&self) -> Option<Place> {
         self.place
     }
 
-    /// What is known.
+    /// Reads the record; `None` if there is none.
     ///
     /// # Errors
     /// The file cannot be read or understood.
@@ -266,8 +268,8 @@ impl Book {
     }
 
     /// The last known generation of the log `uuid`: from `own`, the record of this backing store,
-    /// or else from the records of others. A pair of drives and its copy go separate ways, so the
-    /// own record comes first.
+    /// or else from the records of others. A pair of drives and its copy develop apart, so the own
+    /// record comes first.
     pub(super) fn seen(&self, own: Option<&Record>, uuid: [u8; 16]) -> Option<Seen> {
         let newest = |records: &mut dyn Iterator<Item = Record>| {
             let logs = records.flat_map(|r| r.earlier.clone().into_iter().chain([r.seen()]));
@@ -277,10 +279,10 @@ impl Book {
         newest(&mut own.cloned().into_iter()).or_else(|| newest(&mut self.others()))
     }
 
-    /// Writes what is known, durably.
+    /// Writes the record, durably.
     ///
     /// # Errors
-    /// The system's.
+    /// The system call fails.
     pub(super) fn save(&self, record: &Record) -> Result<()> {
         let what = || format!("cannot write {}", self.path.display());
         let bytes = serde_json::to_vec(record).context(what())?;
@@ -288,7 +290,7 @@ impl Book {
         let fresh = self.path.with_extension("new");
         let write = || {
             private::make_directory(dir)?;
-            // A directory of other programs is as its owner wants it; the file is private anyway.
+            // The mode of a directory of other programs stays; the file itself is private.
             private::narrow(dir, |name| name.starts_with("backing-"))?;
             private::replace(&self.path, &fresh, &bytes, true)
         };
@@ -322,13 +324,13 @@ mod tests {
     const BLOCK: u64 = BLOCK_SIZE as u64;
     const BLOCKS: u64 = 256;
 
-    /// A log's drive that loses unflushed writes at a power cut. At each operation the record is
-    /// compared with the state after a cut.
+    /// A log's drive that loses unflushed writes at a power cut. At each operation the test
+    /// compares the record with the state after a cut.
     struct Log {
         now: Mutex<Vec<u8>>,
         durable: Mutex<Vec<u8>>,
         book: Book,
-        /// Superblocks that fail to be written from now on.
+        /// The number of next superblock writes that fail.
         fails: AtomicU64,
         looked: AtomicU64,
     }
@@ -438,7 +440,8 @@ mod tests {
         volume
     }
 
-    /// Checked at every operation on the log's drive, with failing superblocks, kills and cuts.
+    /// Checked at every operation on the log's drive, with failing superblocks, kills and power
+    /// cuts.
     #[test]
     fn a_record_is_never_ahead_of_what_is_durable() {
         let dir = tempfile::tempdir().unwrap();
@@ -496,13 +499,13 @@ mod tests {
         let known = |record: &Record, uuid| book.seen(Some(record), [uuid; 16]);
         assert_eq!(known(&record, 1), Some(seen(1, 6)));
         assert_eq!((known(&record, 2), known(&record, 3)), (Some(seen(2, 1)), None));
-        // It stays given up until it is opened again.
+        // A log stays given up until it is opened again.
         let gone = record.clone().without(seen(1, 6)).with_log("c".into(), seen(3, 1));
         let gone = gone.with_log("b".into(), seen(2, 4));
         assert!(known(&gone, 1).is_some_and(|seen| seen.gave_up));
         let back = gone.with_log("a".into(), seen(1, 7));
         assert_eq!(known(&back, 1), Some(seen(1, 7)));
-        // The newest ones are kept.
+        // The newest logs are kept.
         let many = (0..200u8).fold(back, |record, n| record.with_log("x".into(), seen(n, 1)));
         assert_eq!(many.earlier.len(), EARLIER);
         assert!(known(&many, 198).is_some() && known(&many, 3).is_none());

@@ -1,7 +1,8 @@
-//! The spill device of a volume: whose it is, and what is refused before a byte of it is written.
+//! The spill device of a volume: which volume owns it, and what is refused before a byte of it is
+//! written.
 //!
-//! Invariants: nothing is written before every check has passed; what is in the slots has a meaning
-//! only together with the memory that the label was made with, which has a copy of it.
+//! Invariants: nothing is written before every check has passed; the slots have a meaning only
+//! together with the memory that the label was made with, which has a copy of the label.
 
 use super::drives::{failed, random};
 use crate::error::{Context, Error, Result};
@@ -18,23 +19,23 @@ const MAGIC: [u8; 8] = *b"ztierspl";
 const VERSION: u32 = 1;
 /// The longest name of a volume, in bytes.
 const NAME_MAX: usize = 255;
-/// Bytes of the label that count; the CRC is behind them.
+/// Bytes of the label that the CRC covers; the CRC follows them.
 const CRC_AT: usize = 48 + NAME_MAX + 1;
-/// The fewest slots that are worth a device.
+/// The fewest slots that a spill device must have.
 const SLOTS_MIN: u64 = 4;
 
-/// A device for what memory has no room for.
+/// Settings of a spill device.
 #[derive(Clone, Debug)]
 pub struct SpillDevice {
-    /// The device, or a file.
+    /// Path of the device, or of a file.
     pub path: PathBuf,
-    /// The volume.
+    /// Name of the volume.
     pub volume: String,
     /// Bytes in a segment.
     pub segment: u32,
-    /// Bytes that may be written in a day; 0: as many as there are.
+    /// Bytes that may be written in a day; 0: no limit.
     pub daily: u64,
-    /// Whatever is on the device may be overwritten, unless it is a log with data.
+    /// Overwrite any content of the device, except a log with data.
     pub wipe: bool,
 }
 
@@ -64,7 +65,7 @@ impl Label {
         bytes
     }
 
-    /// The opposite; `None` for what is no label, or one that is damaged.
+    /// Decodes a label; `None` if `bytes` is no label, or a damaged one.
     fn decode(bytes: &[u8]) -> Option<Self> {
         let u32_at = |at: usize| Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
         let is_whole = crc_fast::crc32_iscsi(bytes.get(..CRC_AT)?) == u32_at(CRC_AT)?;
@@ -82,8 +83,8 @@ impl Label {
 }
 
 impl SpillDevice {
-    /// Whether the device could be used, as far as that can be told without changing anything. Says
-    /// what would be overwritten, if that is something known.
+    /// Checks whether the device could be used, without changing anything. Returns what would be
+    /// overwritten, if that is known content.
     ///
     /// # Errors
     /// As [`SpillDevice::open`] of a volume that comes up empty.
@@ -93,12 +94,12 @@ impl SpillDevice {
         self.may_overwrite(&drive)
     }
 
-    /// Opens the device, with what it held if another process left it with `memory`; else it is
-    /// made anew.
+    /// Opens the device. If another process left `memory`, the slots keep their content; otherwise
+    /// the device gets a new label.
     ///
     /// # Errors
-    /// One line: it is missing, held, too small, holds something that may not be overwritten, or is
-    /// not the one that the memory was left with. Then nothing is changed on it.
+    /// One line: the device is missing, held, too small, holds something that may not be
+    /// overwritten, or is not the one that belongs to the memory. Then the device is unchanged.
     pub fn open(&self, memory: &Memory) -> Result<SpillTo> {
         let drive = FileDrive::take(&self.path, memory.is_inherited())?;
         // The copy of the label, word by word.
@@ -123,7 +124,7 @@ impl SpillDevice {
         Ok(SpillTo { drive: Arc::new(drive), slots: label.slots, daily: self.daily })
     }
 
-    /// The label of the device, if it is the one of which the memory has a copy.
+    /// The label of the device, if the memory has a copy of it.
     fn find(&self, drive: &FileDrive, copy: &Words) -> Result<Label> {
         let words = (0..ALIGN / 8).map(|at| copy.get(at).load(Ordering::Relaxed).to_le_bytes());
         let kept = Label::decode(words.collect::<Vec<_>>().as_flattened());
@@ -146,9 +147,9 @@ impl SpillDevice {
         }
     }
 
-    /// How many slots fit.
+    /// The number of slots that fit.
     fn slots_on(&self, drive: &FileDrive) -> Result<u32> {
-        // The first one's place is the label's.
+        // The label takes the place of the first slot.
         let slots = (drive.size() / u64::from(self.segment)).saturating_sub(1);
         if slots < SLOTS_MIN {
             let least = (SLOTS_MIN + 1) * u64::from(self.segment);
@@ -161,7 +162,7 @@ impl SpillDevice {
         Ok(slots.min(u64::from(SEGMENTS_MAX / 2)) as u32)
     }
 
-    /// Whether what is on the device may go. Says what that is.
+    /// Whether the content of the device may be overwritten. Returns what it is, if known.
     fn may_overwrite(&self, drive: &FileDrive) -> Result<Option<String>> {
         let path = self.path.display();
         if read_label(drive)?.is_some_and(|label| label.volume == self.volume) {
@@ -169,10 +170,10 @@ impl SpillDevice {
         }
         let found = match log::read_superblock(drive) {
             Err(OpenError::NoLog) => found_on(drive)?,
-            // Whose log it is cannot be told any more.
+            // A damaged log no longer tells which volume it belongs to.
             Err(OpenError::Damaged) => Some("a damaged log of ztier".into()),
             Err(OpenError::Drive(e)) => return Err(failed(&self.path, &e)),
-            // One that cannot be used here, too.
+            // Also a log that this program cannot use.
             Ok(_) | Err(_) => {
                 let text = format!("{path} is a log of ztier");
                 return Err(Error::would_lose(text).hint("give another device"));
@@ -187,7 +188,8 @@ impl SpillDevice {
     }
 }
 
-/// What is on a drive that is no log, in words: what a volume spilled to it, or what others know.
+/// The content of a drive without a log, in words: spilled data, or what other programs' signatures
+/// tell.
 pub(super) fn found_on(drive: &FileDrive) -> Result<Option<String>> {
     match read_label(drive)? {
         Some(label) => Ok(Some(format!("what volume `{}` spilled", label.volume))),

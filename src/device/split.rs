@@ -1,4 +1,4 @@
-//! Byte ranges into blocks. Pure.
+//! Splits byte ranges into blocks. Pure.
 
 use crate::BLOCK_SIZE;
 use crate::GROUP;
@@ -6,14 +6,14 @@ use std::ops::Range;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
-/// A piece of a request that one step serves.
+/// A piece of a request, served in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece {
     /// Whole blocks of one group.
     Blocks {
         /// The first block.
         first: u64,
-        /// How many, 1 to [`GROUP`].
+        /// Number of blocks, 1 to [`GROUP`].
         count: usize,
     },
     /// Part of one block.
@@ -22,7 +22,7 @@ pub enum Piece {
         block: u64,
         /// First byte within it.
         from: usize,
-        /// Bytes, less than a block.
+        /// Bytes, fewer than a block.
         len: usize,
     },
 }
@@ -59,17 +59,17 @@ pub fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
     })
 }
 
-/// A range that is to be zeroed.
+/// A range to zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Zeroed {
-    /// The blocks that are in it whole.
+    /// The whole blocks of the range.
     pub blocks: Range<u64>,
-    /// Of the blocks at its ends that are not: the block, and its bytes in the range.
+    /// The partial blocks at its ends: the block, and the bytes of it in the range.
     pub parts: [Option<(u64, Range<usize>)>; 2],
 }
 
 impl Zeroed {
-    /// The `len` bytes from `offset` on.
+    /// The range of `len` bytes from `offset` on.
     pub fn new(offset: u64, len: u64) -> Self {
         let end = offset + len;
         let (first, last) = (offset.div_ceil(BLOCK), end / BLOCK);
@@ -86,7 +86,7 @@ impl Zeroed {
     }
 }
 
-/// Gives each piece of a range its part of `buf`, in order, until one fails.
+/// Calls `serve` with each piece of a range and its part of `buf`, in order, until one fails.
 pub fn each_mut<E>(
     offset: u64,
     mut buf: &mut [u8],
@@ -100,7 +100,7 @@ pub fn each_mut<E>(
     Ok(())
 }
 
-/// Gives each piece of a range its part of `data`, in order, until one fails.
+/// Calls `serve` with each piece of a range and its part of `data`, in order, until one fails.
 pub fn each<E>(
     offset: u64,
     mut data: &[u8],

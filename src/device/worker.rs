@@ -1,6 +1,7 @@
-//! A thread of something's own, which ends with it.
+//! A background thread of an owner, such as a volume, that ends with it.
 //!
-//! Invariant: the thread holds its owner only while it works for it, so it keeps none alive.
+//! Invariant: the thread holds a strong reference to its owner only while it works, so it never
+//! keeps the owner alive.
 
 use crate::error::{Context, Result};
 use crate::sync::ready_to_wait;
@@ -8,18 +9,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
-/// The thread; dropping it ends it.
+/// The thread; dropping this ends it.
 pub(crate) struct Worker {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Worker {
-    /// Starts a thread called `name` for `owner`. It returns when the flag is set, or the owner is
-    /// gone, and is unparked when that is to be looked at.
+    /// Starts a thread called `name` for `owner`. `work` must return when the flag is set or the
+    /// owner is gone; the thread is unparked when the flag changes.
     ///
     /// # Errors
-    /// It can't be started.
+    /// The thread cannot be started.
     pub(crate) fn start<T: Send + Sync + 'static>(
         name: &str,
         owner: Weak<T>,
@@ -43,7 +44,7 @@ impl Drop for Worker {
         self.stop.store(true, Ordering::Release);
         let Some(thread) = self.thread.take() else { return };
         thread.thread().unpark();
-        // The last reference to the owner may be this thread's own: a thread cannot join itself.
+        // This thread may drop the last reference to the owner, and a thread cannot join itself.
         if thread.thread().id() != std::thread::current().id() {
             let _ = thread.join();
         }

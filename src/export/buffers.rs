@@ -1,47 +1,47 @@
-//! How much memory front-ends take for requests under way, so that a limit on all memory of a
-//! volume can be checked before there is one.
+//! Memory that front-ends take for requests in flight. It is computed before a front-end exists, so
+//! that the limit on all memory of a volume can be checked.
 //!
-//! Invariant: what a front-end then counts ([`crate::device::Channel::count_buffers`]) is no more,
-//! as long as requests are not larger than a block device gets them.
+//! Invariant: a front-end then counts no more ([`crate::device::Channel::count_buffers`]), as long
+//! as requests are not larger than those that a block device gets.
 
 use crate::BLOCK_SIZE;
 
 /// The most bytes that one FUSE request may carry: what the kernel allows unless the administrator
 /// raised `fs.fuse.max_pages_limit`. Each serving thread keeps this much for its reads.
 pub(super) const FUSE_REQUEST: usize = 1 << 20;
-/// Requests of one ublk queue that may be under way.
+/// Most requests in flight of one ublk queue.
 pub(super) const UBLK_DEPTH: u16 = 128;
-/// The most bytes of a ublk request where each that may be under way has a buffer of its own, which
-/// the kernel copies to.
+/// Most bytes of a ublk request where the kernel copies the data: each request in flight then has a
+/// buffer of its own.
 pub(super) const UBLK_BUFFERED: usize = 256 << 10;
 
-/// What one thread that serves FUSE requests has: a request of the largest size that it receives,
-/// and one that it answers, each with a page to align it.
+/// Bytes of one thread that serves FUSE requests: the largest request that it receives, and the
+/// largest that it answers, each with a page for alignment.
 const FUSE_THREAD: u64 = 2 * (FUSE_REQUEST + BLOCK_SIZE) as u64;
-/// What a ublk queue has where requests are copied piece by piece: what is moved at once, and what
-/// others help with.
+/// Bytes of a ublk queue where the daemon copies the data piece by piece: what is moved at once,
+/// and what other threads help with.
 const UBLK_QUEUE: u64 = 256 << 10;
-/// The same where the kernel copies.
+/// Bytes of a ublk queue where the kernel copies the data.
 const UBLK_QUEUE_BUFFERED: u64 = UBLK_DEPTH as u64 * UBLK_BUFFERED as u64;
 
-/// By FUSE, served by so many threads.
+/// Bytes of a FUSE export with `threads` threads.
 pub fn fuse(threads: u64) -> u64 {
     threads * FUSE_THREAD
 }
 
-/// By ublk, served by so many threads, on this kernel.
+/// Bytes of a ublk export with `threads` threads, on this kernel.
 pub fn ublk(threads: u64) -> u64 {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     of_queues(threads.clamp(1, cpus), copies(&rustix::system::uname().release().to_string_lossy()))
 }
 
 fn of_queues(queues: u64, copies: bool) -> u64 {
-    // A queue alone shares with no other queue: what it moves at once is a whole request.
+    // A single queue shares with no other queue: it moves a whole request at once.
     let alone = if queues == 1 { 4 } else { 1 };
     queues * if copies { UBLK_QUEUE * alone } else { UBLK_QUEUE_BUFFERED }
 }
 
-/// Whether a kernel of that release has the daemon copy: from Linux 6.5 on.
+/// Whether the daemon copies the data on a kernel of this release: from Linux 6.5 on.
 fn copies(release: &str) -> bool {
     let mut parts = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
     match (parts.next(), parts.next()) {

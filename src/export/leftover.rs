@@ -2,9 +2,9 @@
 //!
 //! Invariants: only what is provably ours is touched (a loop device that shows the named file, a
 //! mount of our FUSE file system, a ublk device with our mark, a link to a device of our kinds, a
-//! socket no process listens on, an empty directory); nothing that is held is taken away, but by
-//! force a device whose users would wait for ever; nothing waits without a bound. The server is
-//! taken for dead: while it lives, its export must be stopped instead.
+//! socket no process listens on, an empty directory); nothing that is held is taken away, except by
+//! force a device whose users would wait for ever; every wait has a bound. The server must be dead:
+//! while it lives, stop its export instead.
 
 use super::Leftover;
 use super::ublk;
@@ -27,8 +27,8 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(10);
 
 impl Leftover {
-    /// Whether it is a device that waits for the next daemon, with its users and their requests, or
-    /// the link to one.
+    /// Whether this is a device that waits for the next daemon, with its users and their requests,
+    /// or the link to such a device.
     pub fn waits(&self) -> bool {
         match self {
             Self::Ublk { mark, .. } => ublk::find(*mark).is_some(),
@@ -47,16 +47,16 @@ impl Leftover {
             Self::Socket(path) => {
                 fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket())
             }
-            // A mount point is one without asking its file system, whose server may be dead.
+            // The table of mounts tells without asking the file system, whose server may be dead.
             Self::Directory(path) => {
                 mounted_on(path).is_some() || fs::symlink_metadata(path).is_ok_and(|m| m.is_dir())
             }
         }
     }
 
-    /// Removes it; what is not there, or no longer ours, is left alone without an error. Takes at
-    /// most 10 s, also when the process that served the device is dead in the middle of a
-    /// request.
+    /// Removes the leftover; one that is not there, or no longer ours, is left alone without an
+    /// error. Takes at most 10 s, even if the process that served the device died in the middle of
+    /// a request.
     ///
     /// # Errors
     /// It is held (the text names a holder and nothing was changed), or the privilege is missing.
@@ -64,8 +64,8 @@ impl Leftover {
         self.remove_and(false)
     }
 
-    /// The same, also of a device that waits for the next daemon and is held: its holders can't
-    /// let go before their requests fail, which they do from then on.
+    /// Like [`Leftover::remove`], but also removes a held device that waits for the next daemon:
+    /// its holders can't release it before their requests fail, which they do from then on.
     ///
     /// # Errors
     /// As [`Leftover::remove`], of anything else.
@@ -82,7 +82,7 @@ impl Leftover {
             Err(Error::failure(format!("removing {} takes longer than 10 s", self.describe()))
                 .hint("try again, or reboot"))
         });
-        // A helper of the dead server may remove what it has made, too.
+        // A helper of the dead server may have removed it meanwhile.
         removed.or_else(|e| if self.exists() { Err(e) } else { Ok(()) })
     }
 
@@ -102,7 +102,7 @@ impl Leftover {
     }
 
     /// Ends the connection between the kernel and the process that serves the device, whatever that
-    /// process does: all requests fail, now and later. Says whether there was one to end.
+    /// process does: all requests fail, now and later. Returns whether there was a connection.
     pub fn abort(&self) -> bool {
         match self {
             Self::Mount(point) if ours_on(point) => {
@@ -129,13 +129,13 @@ impl Leftover {
     }
 }
 
-/// What a front-end of the volume `name` may have left and has, as far as its name alone tells, in
-/// the order of removal: for a volume whose state file is gone.
+/// What a front-end of the volume `name` has left, found by the name alone, in the order of
+/// removal: for a volume whose state file is gone.
 pub fn traces(name: &str, run_dir: &Path, link_dir: &Path) -> Vec<Leftover> {
     let run_dir = fs::canonicalize(run_dir).unwrap_or_else(|_| run_dir.to_owned());
     let (point, link) = (mount_point(&run_dir, name), link_dir.join(name));
     let (file, mark) = (point.join(name), ublk::mark(&run_dir, name));
-    // A link of that name may be that of a volume in another run directory.
+    // A link of that name may belong to a volume in another run directory.
     let is_ours = |device: &PathBuf| {
         backing_file(device).is_some_and(|b| b == file)
             || ublk::device(mark).as_ref() == Some(device)
@@ -154,15 +154,15 @@ pub(super) fn mount_point(run_dir: &Path, name: &str) -> PathBuf {
     run_dir.join(format!("{name}.fuse"))
 }
 
-/// Runs `work` on a thread of its own and waits at most `limit` for it. A thread that is late is
-/// left to the kernel: it can't be stopped while it waits there.
+/// Runs `work` on a thread of its own and waits at most `limit` for it. A late thread is left
+/// alone: it can't be stopped while it waits in the kernel.
 pub(super) fn within<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     let (tell, told) = mpsc::channel();
     let run = move || {
-        let _ = tell.send(work()); // the caller has left once it is late
+        let _ = tell.send(work()); // a late result has no receiver
     };
     std::thread::Builder::new().name("ztier-remove".to_owned()).spawn(run).ok()?;
     told.recv_timeout(limit).ok()
@@ -187,7 +187,8 @@ fn remove_loop(device: &Path, backing: &Path) -> Result<()> {
 }
 
 fn remove_mount(point: &Path) -> Result<()> {
-    // The device of a daemon that died between attaching and telling is found through its file.
+    // If the daemon died between attaching a device and reporting it, only the device's file leads
+    // to it.
     for (device, file) in loops_in(point) {
         remove_loop(&device, &file)?;
     }
@@ -222,9 +223,8 @@ fn abort(point: &Path) {
     };
     let connection = format!("/sys/fs/fuse/connections/{}/abort", m.device.1);
     if fs::write(connection, "1").is_err() {
-        // No fusectl here. A forced unmount ends the connection too, and fails while a loop device
-        // or a process has the file open, which is nothing lost: the caller unmounts once
-        // more.
+        // No fusectl here. A forced unmount ends the connection, too. It fails while a loop device
+        // or a process has the file open; the caller then unmounts once more.
         let _ = unmount(point, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW);
     }
 }

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// A running front-end of one volume. Dropping it ends service; a device that can wait for the next
-/// daemon stays, anything else is removed as well as that can be.
+/// daemon stays, anything else is removed, best effort.
 pub trait Export: Send {
     /// What users open: `/dev/ztier/NAME`, or NBD URIs.
     fn endpoints(&self) -> Vec<String>;
@@ -42,7 +42,7 @@ pub trait Export: Send {
     fn stop(&mut self) -> Result<()>;
 
     /// Ends what [`Export::stop`] refused to end because it is held; the holders' requests fail.
-    /// Where dropping the export does that, there is nothing to do.
+    /// Does nothing where dropping the export does that.
     fn stop_by_force(&mut self) -> Result<()> {
         Ok(())
     }
@@ -75,7 +75,7 @@ pub enum Leftover {
     Ublk {
         /// Name of the volume.
         name: String,
-        /// What the driver keeps for us beside the device.
+        /// The number that the driver keeps for the device's server.
         mark: u64,
     },
     /// A mount point of a FUSE file system.

@@ -1,14 +1,14 @@
-//! Decides what the limit is to be: a function of what is given, time included.
+//! Decides what the limit is: a function of its inputs, time included.
 //!
-//! Two waits are compared: for files that the machine had to drop, and for data that this volume
-//! had to. Memory goes to whichever is longer, as it does between files and programs in the kernel.
-//! What a lower limit would cost is known only when it is tried, so that a step is small unless the
-//! waits are far apart. As an upper bound, the coldest twentieth of a volume is taken to be read as
-//! often as the rest of it.
+//! It compares two waits: for files that the machine dropped, and for data that this volume
+//! evicted. Memory goes to the side with the longer wait, as it does between files and programs in
+//! the kernel. Only trying it shows what a lower limit costs, so a step is small unless the waits
+//! are far apart. As an upper bound, the coldest twentieth of a volume is assumed to be read as
+//! often as the rest.
 //!
-//! Invariants: a limit that is decided is inside the bounds. Nothing is changed by what is less
-//! than [`WORTH`]. A limit turns round only after [`Turns`] lets it, but for the floor, which is
-//! held at once.
+//! Invariants: a decided limit is inside the bounds. Waits of less than [`WORTH`] change nothing. A
+//! limit changes its direction only when [`Turns`] allows that, except for the floor, which holds
+//! at once.
 
 use super::reason::Reason;
 use super::sample::{Machine, Ours, Role, Sample, Waits};
@@ -17,68 +17,69 @@ use std::time::Duration;
 
 /// How often a decision is made.
 pub const STEP: Duration = Duration::from_secs(1);
-/// Samples that are further apart than this say nothing: the machine slept, or this process did.
+/// Samples that are further apart than this are not compared: the machine or this process slept.
 const GAP: Duration = Duration::from_secs(15);
-/// Waits below this part of the time are worth no change.
+/// Waits below this share of the time are worth no change.
 const WORTH: f64 = 0.01;
-/// One wait has to be so many times the other.
+/// One wait must be at least this many times the other.
 const CLEAR: f64 = 1.5;
-/// How much the newest sample counts.
+/// Weight of the newest sample in a moving average.
 const NEWEST: f64 = 0.3;
-/// The part of a volume that is taken for its coldest.
+/// The share of a volume that counts as its coldest.
 const COLDEST: f64 = 0.05;
-/// The smallest step down, as a part of what is in use, and the largest: of data that has not been
-/// read for seconds. The same up, of the limit.
+/// The smallest step down, as a share of the memory in use, and the largest: of data that has not
+/// been read for seconds. Then the same for steps up, as shares of the limit.
 const DOWN: (f64, f64) = (0.02, 0.50);
 const UP: (f64, f64) = (0.02, 0.25);
-/// A step down to the floor is at least this part, whatever is waited for.
+/// A step down to the floor is at least this share of the memory in use, whatever the waits.
 const DOWN_TO_FLOOR: f64 = 0.10;
-/// A step up is as if the limit were at least this part of the highest.
+/// A step up is computed as if the limit were at least the highest one divided by this.
 const UP_PART: u64 = 4;
-/// What is to stay available: this part of all memory, within these bounds.
+/// The floor, which is to stay available: all memory divided by `FLOOR_PART`, within these bounds.
 const FLOOR_PART: u64 = 20;
 const FLOOR: (u64, u64) = (16 << 20, 512 << 20);
-/// Where others wait for memory for this part of the time, a limit does not grow at their expense.
+/// If other tasks wait for memory for this share of the time, the limit does not grow at their
+/// expense.
 const OTHERS_STALL: f64 = 0.10;
-/// A machine that looked for memory so long ago is short of it.
+/// A machine that scanned for memory within this time is short of it.
 const SHORT: Duration = Duration::from_secs(5);
-/// Data that goes down so soon after the limit was lowered went because of that.
+/// Data that is spilled this soon after the limit was lowered is spilled because of that.
 const OUR_DOING: Duration = Duration::from_secs(3);
-/// Pages that are swapped out free more than they take if they shrink to this, in percent.
+/// Swapped-out pages free more memory than they take if they shrink to this, in percent.
 const SHRINKS: u64 = 80;
-/// What a read takes where nothing is known of it.
+/// What a read is assumed to take until one was measured.
 const READ_ASSUMED_NS: f64 = 100_000.0;
-/// How long a limit stays before it turns round: first, and at most.
+/// How long a limit stays before it changes direction: at first, and at most.
 const HOLD: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(160));
-/// After so long without turning round, all is forgotten of that.
+/// After this long without a change of direction, the earlier ones are forgotten.
 const CALM: Duration = Duration::from_secs(300);
-/// How often data that has no other place is compressed anew.
+/// How often data that has no other place is recompressed, at most.
 const RECOMPRESS_EVERY: Duration = Duration::from_secs(60);
-/// Changes of less than this part are not made where data has no other place.
+/// Where data has no other place, changes of less than the limit divided by this are not made.
 const SLIGHT_PART: u64 = 32;
 /// Bytes in a page.
 const PAGE: f64 = 4096.0;
 
-/// What is to be done.
+/// A decision about the limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
-    /// The limit that is to be, if another one, in bytes.
+    /// The new limit in bytes; `None`: it stays.
     pub limit_bytes: Option<u64>,
-    /// Whether what is stored should be compressed more now: nothing else helps.
+    /// Whether stored data is to be recompressed now, because nothing else helps.
     pub recompress: bool,
-    /// Why, or why nothing.
+    /// Why the limit changes, or stays.
     pub reason: Reason,
 }
 
-/// Which way a limit goes.
+/// The direction of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Down,
     Up,
 }
 
-/// Keeps a limit from going to and fro: each time that it turns round, it stays twice as long
-/// before it may again.
+/// Keeps a limit from oscillating: with each change of direction the time doubles that it stays
+/// before the next one.
 #[derive(Debug, Default)]
 struct Turns {
     last: Option<(Way, Duration)>,
@@ -108,15 +109,15 @@ impl Turns {
     }
 }
 
-/// A controller and what it remembers.
+/// A controller and its memory of earlier samples and decisions.
 #[derive(Debug, Default)]
 pub struct Controller {
     before: Option<(Duration, Sample)>,
     waits: Waits,
     stalled: Option<f64>,
-    /// What a page of a file takes to read, in nanoseconds; 0: not known.
+    /// Time to read a page of a file, in nanoseconds; 0: not known.
     page_ns: f64,
-    /// What a miss takes, in nanoseconds; 0: not known.
+    /// Time of a miss, in nanoseconds; 0: not known.
     miss_ns: f64,
     scanned: Option<Duration>,
     lowered: Option<Duration>,
@@ -125,28 +126,28 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// For what is waited, as far as it is known.
+    /// The waits, as far as they are known.
     pub fn waits(&self) -> Waits {
         self.waits
     }
 
-    /// The part of the time in which some task waited for memory, where the machine tells.
+    /// The share of the time in which some task waited for memory, if the machine reports it.
     pub fn stalled(&self) -> Option<f64> {
         self.stalled
     }
 
-    /// How often the limit has turned round.
+    /// How often the limit has changed its direction.
     pub fn turns(&self) -> u64 {
         self.turns.count
     }
 
-    /// What is to stay available on a machine, in bytes.
+    /// The floor of a machine: bytes of memory that must stay available.
     pub fn floor(machine: &Machine) -> u64 {
         (machine.total_bytes / FLOOR_PART).clamp(FLOOR.0, FLOOR.1)
     }
 
-    /// Decides, about every [`STEP`], at a time since whenever. That the limit was changed is seen
-    /// in the next sample.
+    /// Decides about the limit; called about every [`STEP`], with `now` since any fixed moment. The
+    /// next sample shows whether the limit was changed.
     pub fn decide(&mut self, now: Duration, sample: &Sample, bounds: &Bounds) -> Decision {
         let known = self.look(now, sample);
         let limit = sample.ours.limit_bytes;
@@ -163,7 +164,7 @@ impl Controller {
         }
     }
 
-    /// Takes in a sample; `false` when there is none to compare it with.
+    /// Takes in a sample; `false` when there is no earlier one to compare it with.
     fn look(&mut self, now: Duration, sample: &Sample) -> bool {
         let Some((then, before)) = self.before.replace((now, *sample)) else { return false };
         let passed = now.saturating_sub(then);
@@ -209,7 +210,7 @@ impl Controller {
         true
     }
 
-    /// Learns what reads take. What this volume read itself is not what files took.
+    /// Measures what reads take. This volume's own reads are not reads of files.
     fn learn_costs(&mut self, before: &Sample, sample: &Sample) {
         let smooth = |old: &mut f64, new: f64| {
             *old = if *old > 0.0 { *old + (new - *old) * NEWEST } else { new };
@@ -221,8 +222,8 @@ impl Controller {
             };
             let bytes = others(then.bytes, now.bytes, own_then.bytes, own.bytes);
             let ns = others(then.ns, now.ns, own_then.ns, own.ns);
-            // Of requests that stand in a queue each is counted for all of its time there: what
-            // many asked for at once is waited for once, as long as the disk had to do with it.
+            // The disk counts each queued request for its whole time in the queue. Requests that
+            // wait at the same time wait once, for no longer than the disk was busy.
             let busy = (before.machine.disk_busy_ns, sample.machine.disk_busy_ns);
             let ns = match busy {
                 (Some(then), Some(now)) => ns.min(now.saturating_sub(then) as f64),
@@ -240,7 +241,7 @@ impl Controller {
         }
     }
 
-    /// What is swapped out has no other place, and to refuse it frees nothing: the highest limit.
+    /// The highest limit: swapped-out pages have no other place, and refusing them frees nothing.
     fn keep_swap(&mut self, now: Duration, sample: &Sample, bounds: &Bounds) -> Decision {
         let recompress = self.is_to_recompress(now, sample);
         let limit = sample.ours.limit_bytes;
@@ -250,7 +251,8 @@ impl Controller {
         Decision { recompress, ..stay(Reason::KeepsSwap) }
     }
 
-    /// What has no other place can't be given up; what comes may take what others leave.
+    /// Data without another place can't be given up; new data may take the memory that others
+    /// leave.
     fn leave_room(&mut self, now: Duration, sample: &Sample, bounds: &Bounds) -> Decision {
         let recompress = self.is_to_recompress(now, sample);
         let Some(available) = sample.machine.available_bytes else { return stay(Reason::Idle) };
@@ -266,7 +268,7 @@ impl Controller {
         Decision { recompress, ..go(wanted, reason) }
     }
 
-    /// Whether memory is missed so much that what is stored should be compressed more.
+    /// Whether memory is so short that stored data should be recompressed.
     fn is_to_recompress(&mut self, now: Duration, sample: &Sample) -> bool {
         let floor = Self::floor(&sample.machine);
         let short = sample.machine.available_bytes.is_some_and(|bytes| bytes < floor);
@@ -279,11 +281,11 @@ impl Controller {
         recompress
     }
 
-    /// Compares what is missed here and there.
+    /// Compares the waits for files and for this volume's data.
     fn weigh(&mut self, now: Duration, sample: &Sample, bounds: &Bounds) -> Decision {
         let (machine, ours) = (&sample.machine, &sample.ours);
         let floor = Self::floor(machine);
-        // Memory that makes room for pages is not what others lack.
+        // Memory of swap that frees more than it takes is not missing elsewhere.
         let gives = ours.role.is_swap() && ours.used_bytes <= ours.data_bytes / 100 * SHRINKS
             || ours.role.is_swap() && !ours.is_full;
         let available = machine.available_bytes.filter(|_| !gives);
@@ -325,7 +327,8 @@ impl Controller {
             Reason::FileCache { files, own } => step(DOWN, files, own),
             _ => DOWN_TO_FLOOR,
         };
-        // A limit that is not used up gives nothing when it is lowered.
+        // Lowering a limit that is not used up frees nothing, so the step begins at the memory in
+        // use.
         let base = ours.limit_bytes.min(ours.used_bytes);
         let less = ((base as f64 * part) as u64).max(deficit.unwrap_or(0));
         let wanted = bounds.clamp(base.saturating_sub(less));
@@ -363,8 +366,8 @@ impl Controller {
     }
 }
 
-/// A step between the smallest and the largest: the larger, the longer something is waited for, and
-/// the longer than for something else.
+/// A step between the smallest and the largest: the larger, the longer the `wait` and the larger
+/// its ratio to the `other` wait.
 fn step((least, most): (f64, f64), wait: f64, other: f64) -> f64 {
     let (times, worth) = (wait / (CLEAR * other.max(f64::MIN_POSITIVE)), wait / WORTH);
     (least * times.min(worth)).clamp(least, most)

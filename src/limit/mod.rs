@@ -1,11 +1,12 @@
 //! A limit on memory that adapts (`ram-limit = auto`): how much a volume may take while others need
 //! memory, too.
 //!
-//! [`Sampler`] reads what the machine says, [`Controller`] decides, [`Ramp`] says what is worth a
-//! line in the log. A daemon carries it out. `docs/limit.md` has the reasons.
+//! [`Sampler`] reads what the machine reports, [`Controller`] decides, [`Ramp`] chooses which
+//! changes are worth a line in the log. A daemon carries decisions out. `docs/limit.md` has the
+//! reasons.
 //!
-//! Invariant: only [`Sampler`] looks at the machine. Whatever decides is told everything, the time
-//! included, so that it can be tried out on a simulated one.
+//! Invariant: only [`Sampler`] looks at the machine. Decisions get all inputs, the time included,
+//! so that tests can make them on a simulated machine.
 
 mod controller;
 mod pressure;

@@ -1,15 +1,15 @@
-//! The kernel's texts about memory, of which every kernel has other lines: what is not there is
-//! absent, what is not understood is passed over.
+//! Parses the kernel's texts about memory, whose lines differ between kernels: a missing value is
+//! absent, an unknown line is skipped.
 
 use super::sample::{DiskReads, Shown};
 
-/// Devices above others or above files, by what their names begin with: what is read of them is
-/// read of those, too.
+/// Beginnings of the names of devices above other devices or above files: a read from one is also a
+/// read from those below.
 const ABOVE: [&str; 6] = ["dm-", "md", "bcache", "drbd", "loop", "zd"];
-/// The same of devices in memory.
+/// Beginnings of the names of devices in memory.
 const IN_MEMORY: [&str; 2] = ["ram", "zram"];
 
-/// The number behind a word at the beginning of a line, as in `vmstat` and `memory.stat`.
+/// The number after the word `key` at the beginning of a line, as in `vmstat` and `memory.stat`.
 pub fn number(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace();
@@ -17,7 +17,7 @@ pub fn number(text: &str, key: &str) -> Option<u64> {
     })
 }
 
-/// The bytes behind a word of `meminfo`, which has a colon and counts in KiB.
+/// The bytes after the word `key` of `meminfo`, which has a colon there and counts in KiB.
 pub fn meminfo(text: &str, key: &str) -> Option<u64> {
     let kib = text.lines().find_map(|line| {
         let rest = line.strip_prefix(key)?.strip_prefix(':')?;
@@ -26,14 +26,14 @@ pub fn meminfo(text: &str, key: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Pages of files that were read again after they had to go. Kernels before Linux 5.9 do not tell
-/// them from other pages.
+/// Refaults: pages of files that were read again after the kernel had dropped them. Kernels before
+/// Linux 5.9 do not tell them from other pages.
 pub fn refaults(text: &str) -> Option<u64> {
     let keys = ["total_workingset_refault_file", "workingset_refault_file", "workingset_refault"];
     keys.iter().find_map(|key| number(text, key))
 }
 
-/// Pages that the machine looked at because memory was short.
+/// Pages that the kernel scanned because memory was short.
 pub fn scanned(text: &str) -> Option<u64> {
     let kinds = ["pgscan_kswapd", "pgscan_direct"].map(|key| number(text, key));
     match kinds {
@@ -42,16 +42,16 @@ pub fn scanned(text: &str) -> Option<u64> {
     }
 }
 
-/// Microseconds in which some task waited, of a text such as `/proc/pressure/memory`.
+/// Microseconds in which some task waited, from a text such as `/proc/pressure/memory`.
 pub fn stalled_us(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
     line.split_ascii_whitespace().find_map(|word| word.strip_prefix("total=")?.parse().ok())
 }
 
-/// All that was read of disks, by `/proc/diskstats`, and the nanoseconds in which they had anything
-/// to do, where all lines say that; not of what is in memory. Each read counts once, at the disk at
-/// the bottom, because that is how often a volume takes off what it read itself. The device as
-/// which it is `shown` counts whatever is below it, for there are files on it, unless it is swap.
+/// All reads from disks, by `/proc/diskstats`, and the nanoseconds in which the disks were busy, if
+/// all lines have that. Devices in memory do not count. Each read counts once, at the lowest disk,
+/// because a volume subtracts its own reads once. The device as which the volume is `shown` counts,
+/// whatever is below it, because files are on it, unless it is swap.
 pub fn disk_reads(text: &str, shown: Option<Shown>) -> Option<(DiskReads, Option<u64>)> {
     let mut sum: Option<(DiskReads, Option<u64>)> = None;
     let mut disk = "";
@@ -75,14 +75,14 @@ pub fn disk_reads(text: &str, shown: Option<Shown>) -> Option<(DiskReads, Option
         let (all, busy) = sum.get_or_insert((DiskReads::default(), Some(0)));
         all.bytes = all.bytes.saturating_add(sectors.saturating_mul(512));
         all.ns = all.ns.saturating_add(ms.saturating_mul(1_000_000));
-        // After four words of writes, and what is under way.
+        // Skips four fields about writes, and the requests in flight.
         let busy_ms = words.nth(5).and_then(|word| word.parse::<u64>().ok());
         *busy = busy.zip(busy_ms).map(|(ns, ms)| ns.saturating_add(ms.saturating_mul(1_000_000)));
     }
     sum
 }
 
-/// Whether a name is that of a partition of a disk, which are listed behind it.
+/// Whether `name` is that of a partition of `disk`; partitions are listed after their disk.
 fn is_partition(name: &str, disk: &str) -> bool {
     let ends_in_digit = disk.ends_with(|c: char| c.is_ascii_digit());
     let rest = name.strip_prefix(disk);
@@ -90,14 +90,14 @@ fn is_partition(name: &str, disk: &str) -> bool {
     number.is_some_and(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Whether what is read of a disk is read of no other that is listed.
+/// Whether a read from this disk is a read from no other listed disk.
 fn is_at_bottom(name: &str, text: &str) -> bool {
     let is_one_of = |kinds: &[&str]| kinds.iter().any(|kind| name.starts_with(kind));
     !is_one_of(&ABOVE) && !is_one_of(&IN_MEMORY) && !has_paths(name, text)
 }
 
-/// Whether the ways to an NVMe disk are listed, too, as `nvme0c1n1` is one to `nvme0n1`. Those
-/// count on all kernels, the disk itself only on newer ones.
+/// Whether the paths to an NVMe disk are listed, too, as `nvme0c1n1` is one to `nvme0n1`. Paths
+/// count reads on all kernels, the disk itself only on newer ones.
 fn has_paths(name: &str, text: &str) -> bool {
     let Some((disk, space)) = nvme(name) else { return false };
     let names = text.lines().filter_map(|line| line.split_ascii_whitespace().nth(2));
@@ -106,7 +106,7 @@ fn has_paths(name: &str, text: &str) -> bool {
         .any(|(way, other)| other == space && way.split_once('c').is_some_and(|(of, _)| of == disk))
 }
 
-/// The two parts of an NVMe disk's name: which disk, and which space on it.
+/// The two parts of an NVMe disk's name: the disk, and the namespace on it.
 fn nvme(name: &str) -> Option<(&str, &str)> {
     name.strip_prefix("nvme")?.split_once('n')
 }
@@ -146,7 +146,7 @@ mod tests {
         let found = DiskReads { bytes: 6_082_378 * 512, ns: 135_613_000_000 };
         let disk = Some((found, Some(25_644_000_000)));
         assert_eq!(disk_reads(DISKS, None), disk);
-        // There are files on the volume, whatever is below it; or pages that were swapped out.
+        // The volume has files on it, whatever is below it; or swapped-out pages.
         let both = DiskReads { bytes: found.bytes + 80 * 512, ns: found.ns + 2_000_000 };
         assert_eq!(shown((7, 0), false), Some((both, Some(25_644_000_000))));
         assert_eq!((shown((7, 0), true), shown((254, 0), true)), (disk, None));
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(disk_reads("", None), None);
     }
 
-    /// By the names of devices, as they are listed, those that count.
+    /// Names of devices in the order of the list, and those of them that count.
     #[test]
     fn each_read_counts_once() {
         for (listed, counted) in [

@@ -4,10 +4,10 @@ use super::reason::Reason;
 use crate::config::size::human;
 use std::time::Duration;
 
-/// A ramp has ended when nothing was changed for so long.
+/// A ramp has ended after this long without a change.
 const ENDED: Duration = Duration::from_secs(10);
 
-/// Changes that follow each other the same way.
+/// Successive changes in the same direction and for the same kind of reason.
 #[derive(Debug, Default)]
 pub struct Ramp(Option<Run>);
 
@@ -21,8 +21,8 @@ struct Run {
 }
 
 impl Ramp {
-    /// What to say when the limit is changed at a time: of the ramp that this ends, and of the one
-    /// that it begins.
+    /// The lines for a change of the limit at the time `now`: about the ramp that it ends, and
+    /// about the one that it begins.
     pub fn changed(
         &mut self,
         now: Duration,
@@ -42,7 +42,7 @@ impl Ramp {
         [before, Some(format!("ram-limit {} -> {}: {reason}", human(from), human(to)))]
     }
 
-    /// What to say at a time when the limit was not changed.
+    /// The line for the time `now` without a change, if a ramp has ended.
     pub fn unchanged(&mut self, now: Duration) -> Option<String> {
         let ended = self.0.as_ref().is_some_and(|run| now.saturating_sub(run.at) >= ENDED);
         if ended { self.end() } else { None }
@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(last.as_deref(), Some(text));
         assert_eq!(ramp.unchanged(Duration::from_secs(1000)), None);
 
-        // A single one is a single line, and one the other way ends a ramp.
+        // A single change makes a single line, and a change in the other direction ends a ramp.
         let at = Duration::from_secs(2000);
         let grow = Reason::Missed { own: 0.1, files: 0.0 };
         assert!(ramp.changed(at, (8, 9), grow)[0].is_none());

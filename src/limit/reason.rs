@@ -4,33 +4,33 @@ use crate::config::size::human;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Why a limit is changed, or not. What is waited is in parts of the time.
+/// Why a limit is changed, or not. Waits are shares of the time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Reason {
     /// Nothing is known yet.
     Starting,
-    /// It was outside of what is allowed.
+    /// The limit was outside of its bounds.
     Bounds,
-    /// Less: files that had to go are missed more than what is coldest here would be.
+    /// Less: dropped files are missed more than this volume's coldest data would be.
     FileCache {
-        /// Waited for files.
+        /// Wait for files.
         files: f64,
-        /// What would be waited for here.
+        /// Wait for this volume's data, if its coldest went.
         own: f64,
     },
     /// Less: others would have too little memory.
     Floor {
         /// What is available, in bytes.
         available: u64,
-        /// What is to be, in bytes.
+        /// The floor, in bytes.
         floor: u64,
     },
-    /// More: what had to go is missed more than files are.
+    /// More: this volume's evicted data is missed more than files are.
     Missed {
-        /// Waited for what had to go.
+        /// Wait for evicted data.
         own: f64,
-        /// Waited for files.
+        /// Wait for files.
         files: f64,
     },
     /// Less or more: as much as others leave, for data that has no other place.
@@ -38,26 +38,26 @@ pub enum Reason {
         /// What is available, in bytes.
         available: u64,
     },
-    /// The same: something has to be kept for pages that are swapped out have no other place.
+    /// The highest limit: swapped-out pages have no other place.
     KeepsSwap,
-    /// It should be less, and is at the least.
+    /// The limit should be lower, but is at its lowest.
     AtLeast,
-    /// It should be more, and is at the most.
+    /// The limit should be higher, but is at its highest.
     AtMost,
-    /// It should be more, and others would have too little memory then.
+    /// The limit should be higher, but others would have too little memory then.
     NoRoom {
         /// What is available, in bytes.
         available: u64,
-        /// What is to be, in bytes.
+        /// The floor, in bytes.
         floor: u64,
     },
-    /// It was changed the other way not long ago.
+    /// The limit was changed in the other direction not long ago.
     Waiting,
-    /// One is about as much missed as the other.
+    /// Files and this volume's data are missed about equally.
     Balanced {
-        /// Waited for files.
+        /// Wait for files.
         files: f64,
-        /// Waited for what had to go, or would be.
+        /// Wait for evicted data, and for the coldest if it went.
         own: f64,
     },
     /// Nothing is missed.
@@ -85,7 +85,7 @@ impl Reason {
     }
 }
 
-/// A part of the time for the eye.
+/// A share of the time, formatted for people.
 struct Part(f64);
 
 impl fmt::Display for Part {

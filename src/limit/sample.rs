@@ -1,4 +1,4 @@
-//! What a decision is made of, and what is told about it.
+//! The inputs of a decision, and the report about it.
 
 use super::reason::Reason;
 use crate::BLOCK_SIZE;
@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 pub enum Role {
     /// There is no other place for it: writes fail.
     Sole,
-    /// The same, of pages that the machine has swapped out.
+    /// Like `Sole`, for pages that the machine has swapped out.
     SoleSwap,
     /// It goes down to another device, and can come back.
     Spills,
-    /// The same, of pages that the machine has swapped out.
+    /// Like `Spills`, for pages that the machine has swapped out.
     SpillsSwap,
     /// It is a copy, and is dropped.
     Copies,
@@ -27,13 +27,13 @@ impl Role {
         matches!(self, Self::Sole | Self::SoleSwap)
     }
 
-    /// Whether its data is what the machine swapped out.
+    /// Whether its data is swapped-out pages.
     pub fn is_swap(self) -> bool {
         matches!(self, Self::SoleSwap | Self::SpillsSwap)
     }
 }
 
-/// The block device as which a volume is seen.
+/// The block device that a volume is shown as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shown {
     /// Its numbers, major and minor.
@@ -42,7 +42,7 @@ pub struct Shown {
     pub is_swap: bool,
 }
 
-/// What was read of disks since the machine started.
+/// What was read from disks since the machine started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskReads {
     /// Bytes.
@@ -51,28 +51,28 @@ pub struct DiskReads {
     pub ns: u64,
 }
 
-/// What the machine, or the control group that is short first, says. Counters are since its start;
-/// what can't be had is absent.
+/// What the machine reports, or the control group that runs short of memory first. Counters begin
+/// at its start; an unknown value is absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// All memory, in bytes.
     pub total_bytes: u64,
-    /// Bytes that could be had without swapping.
+    /// Bytes that are available without swapping.
     pub available_bytes: Option<u64>,
-    /// Pages of files that were read again after they had to go.
+    /// Refaults: pages of files that were read again after they had been dropped.
     pub refaults: Option<u64>,
-    /// Pages that the machine looked at because it was short of memory. Where control groups alone
-    /// are short of theirs, that does not grow: nothing that others give up helps them.
+    /// Pages that the machine scanned because it was short of memory. This does not grow if only
+    /// control groups are short of their own memory: what others give up does not help them.
     pub scanned: Option<u64>,
     /// Microseconds in which some task waited for memory (`/proc/pressure/memory`, some).
     pub stalled_us: Option<u64>,
-    /// What was read of disks.
+    /// What was read from disks.
     pub disk_reads: Option<DiskReads>,
-    /// Nanoseconds in which those disks had anything to do.
+    /// Nanoseconds in which those disks were busy.
     pub disk_busy_ns: Option<u64>,
 }
 
-/// What a volume says. Counters are since its start.
+/// What a volume reports. Counters begin at its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ours {
     /// What becomes of data that there is no memory for.
@@ -81,28 +81,28 @@ pub struct Ours {
     pub limit_bytes: u64,
     /// Memory in use, in bytes.
     pub used_bytes: u64,
-    /// Whether a higher limit would be made use of.
+    /// Whether the volume would use a higher limit.
     pub is_full: bool,
-    /// Data that was given to it, in bytes, as far as it is in memory.
+    /// Uncompressed bytes of its data in memory.
     pub data_bytes: u64,
     /// Blocks that were read.
     pub read_blocks: u64,
-    /// Times that the device below was asked for something that a reader waited for.
+    /// Requests to the device below that a reader waited for.
     pub misses: u64,
-    /// Nanoseconds that those took together.
+    /// Nanoseconds that all misses took together.
     pub miss_ns: u64,
-    /// Of the misses, those that memory would have saved; absent: all.
+    /// Misses that more memory would have avoided; absent: all.
     pub regretted: Option<u64>,
-    /// Nanoseconds in which data was brought to the device below, for want of memory.
+    /// Nanoseconds in which data was moved to the device below for want of memory.
     pub leaving_ns: u64,
-    /// What this volume itself read of disks.
+    /// What this volume itself read from disks.
     pub own_reads: DiskReads,
 }
 
 impl Ours {
-    /// That of a volume which keeps copies of what a disk has.
+    /// The numbers of a volume that keeps copies of a disk's blocks.
     pub fn of_copies(cache: &CacheStats) -> Self {
-        // The time of a miss is also that of what was read ahead with it.
+        // The time of a miss includes the readahead that was done with it.
         let fetched = cache.missed_blocks + cache.ahead_blocks;
         Self {
             role: Role::Copies,
@@ -120,7 +120,7 @@ impl Ours {
     }
 }
 
-/// Everything at one moment.
+/// Machine and volume at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// The machine.
@@ -129,15 +129,15 @@ pub struct Sample {
     pub ours: Ours,
 }
 
-/// For what is waited, as parts of the time: 0.5 is half a second a second. More than 1 is possible
-/// where several wait.
+/// Waits, as shares of the time: 0.5 is half a second a second. More than 1 is possible if several
+/// tasks wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Waits {
-    /// For files that were in memory and had to go.
+    /// For files that were dropped from memory.
     pub files: f64,
-    /// For this volume's data that had to go.
+    /// For this volume's data that was evicted.
     pub missed: f64,
-    /// What would be waited more if the coldest twentieth of it went, at most.
+    /// The wait that would be added if the coldest twentieth of the data went, at most.
     pub coldest: f64,
 }
 
@@ -157,31 +157,31 @@ pub struct Change {
 /// How an adapting limit is doing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// What may be chosen.
+    /// The bounds of the limit.
     #[serde(flatten)]
     pub bounds: Bounds,
-    /// What was decided last, or why nothing was changed.
+    /// The reason of the last decision, also if nothing was changed.
     pub reason: Reason,
     /// The same in words.
     pub why: String,
     /// The last change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_change: Option<Change>,
-    /// How many there were.
+    /// Number of changes.
     pub changes: u64,
-    /// How many went the other way than the one before.
+    /// Number of changes in the other direction than the one before.
     pub turns: u64,
-    /// For what is waited.
+    /// The waits.
     pub waits: Waits,
-    /// Memory that others could have, in bytes.
+    /// Memory that is available to others, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub available_bytes: Option<u64>,
-    /// How much of that is to stay, in bytes.
+    /// How much of that must stay available, in bytes.
     pub floor_bytes: u64,
-    /// The part of the time in which some task waited for memory.
+    /// The share of the time in which some task waited for memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stalled: Option<f64>,
-    /// What this machine does not tell, and what is done without it.
+    /// What this machine does not report, and what is done without it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
 }

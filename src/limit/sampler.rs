@@ -1,9 +1,9 @@
-//! Reads what the machine says of its memory.
+//! Reads what the machine reports about its memory.
 //!
-//! Files stay open and are read into one buffer that is there from the start, because a machine
-//! that is short of memory may be waiting for this very process.
+//! Files stay open, and one buffer that exists from the start takes their content: a machine that
+//! is short of memory may be waiting for this very process.
 //!
-//! Invariant: what can't be read is said ([`Sampler::missing`]), and never an error.
+//! Invariant: a value that can't be read is reported ([`Sampler::missing`]), and never an error.
 
 use super::pressure;
 use super::sample::{Machine, Shown};
@@ -12,8 +12,8 @@ use rustix::io::{Errno, pread};
 use std::fs::File;
 use std::path::Path;
 
-/// Bytes that are read of a file at most. Of `diskstats` that is some 500 disks; what is beyond
-/// them is left out.
+/// Most bytes that are read from a file. In `diskstats` these are about 500 disks; further disks
+/// are left out.
 const BUFFER: usize = 64 << 10;
 
 /// The files, open.
@@ -27,7 +27,7 @@ pub struct Sampler {
     group: Option<Group>,
 }
 
-/// The control group that is short of memory first.
+/// The control group that runs short of memory first.
 #[derive(Debug)]
 struct Group {
     limit: u64,
@@ -37,12 +37,14 @@ struct Group {
 }
 
 impl Sampler {
-    /// Of this machine, or of the control group of this process that has the lowest limit.
+    /// A sampler of this machine, or of the control group of this process that has the lowest
+    /// limit.
     pub fn of_this_machine() -> Self {
         Self::open(Path::new("/proc"), machine::cgroup_limit().as_ref())
     }
 
-    /// Of the files in a directory such as `/proc`, and beside a control group's limit.
+    /// A sampler of the files in `proc`, a directory such as `/proc`, and of those beside a control
+    /// group's limit.
     pub fn open(proc: &Path, limit: Option<&CgroupLimit>) -> Self {
         let open = |path: &str| File::open(proc.join(path)).ok();
         let ram = machine::ram_bytes();
@@ -65,7 +67,7 @@ impl Sampler {
         }
     }
 
-    /// What there is to say now, to a volume that is `shown` as a device.
+    /// The state of the machine now, for a volume that is `shown` as a device.
     pub fn sample(&mut self, shown: Option<Shown>) -> Machine {
         let Self { buffer, meminfo, vmstat, pressure, disks, group } = self;
         let text = read(meminfo.as_ref(), buffer);
@@ -91,7 +93,7 @@ impl Sampler {
         }
     }
 
-    /// What a machine does not tell, and what is done without it.
+    /// What a machine does not report, and what is done without it.
     pub fn missing(machine: &Machine) -> Vec<String> {
         [
             (machine.available_bytes.is_none(), "available memory: no floor is held"),
@@ -111,7 +113,7 @@ impl Group {
         let usage = read(self.usage.as_ref(), buffer).and_then(|text| text.trim().parse().ok());
         let stalled_us = read(self.pressure.as_ref(), buffer).and_then(pressure::stalled_us);
         let text = read(self.stat.as_ref(), buffer).unwrap_or_default();
-        // With those below it, in version 1 by another name.
+        // Child groups count, too; in version 1 these numbers have another name.
         let bytes = |names: [&str; 2]| {
             names.iter().find_map(|name| pressure::number(text, name)).unwrap_or(0)
         };
@@ -133,7 +135,7 @@ impl Group {
     }
 }
 
-/// A file from its beginning, as far as there is room and it is text.
+/// The text of a file from its beginning, as far as it fits into `buffer`; `None` if it is no text.
 fn read<'a>(file: Option<&File>, buffer: &'a mut [u8]) -> Option<&'a str> {
     let file = file?;
     let mut len = 0;

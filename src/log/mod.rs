@@ -1,13 +1,13 @@
-//! The log engine: changes of a volume, compressed, in the order in which they came, on a fast
-//! drive before a slow one.
+//! The log engine: a volume's changes, compressed and in order, on a fast drive in front of a slow
+//! one.
 //!
 //! [`disk`] has every byte on the log's drive; `core` is the state machine, which does no I/O:
-//! commands come out, outcomes go in; `recovery` makes a log and opens one after a cut; [`run`]
-//! carries commands out, on the threads of a volume. Each uses only those before it.
+//! commands come out, outcomes go in; `recovery` makes a log and opens one after a power cut;
+//! [`run`] carries commands out, on the threads of a volume. Each uses only those before it.
 //!
 //! Data flows [`Logged`] → [`Core`] → the log's drive, and from there by [`Writeback`], which
-//! [`Runtime`] drives, to the backing store. What the log has of the backing store is on a
-//! [`LogReadDrive`].
+//! [`Runtime`] drives, to the backing store. A [`LogReadDrive`] reads blocks of the backing store
+//! from the log where that has them.
 
 mod core;
 pub mod disk;

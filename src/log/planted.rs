@@ -1,8 +1,8 @@
 //! Bugs that can be planted, to show that the simulator finds them, and marks that a run must pass.
 //!
 //! Both exist only in builds with `--cfg sim`; in all others [`on`] is `false` at compile time and
-//! [`mark`] does nothing. Visits of loops are counted there and in unit tests: that work grows no
-//! faster than it may is a matter of counting, not of time.
+//! [`mark`] does nothing. Visits of loops are counted there and in unit tests: tests bound the
+//! growth of work by counts, not by time.
 
 /// A possible mistake in this code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,17 +20,17 @@ pub enum Bug {
     AcceptTornTail,
     /// Recovery takes chunks of an epoch that ended before them.
     AcceptOldEpoch,
-    /// Recovery takes whatever chunk lies at a place, from whichever lap.
+    /// Recovery takes any chunk that lies at a place, whatever its lap.
     AcceptOldLap,
     /// Writeback zeroes discarded ranges after it has written newer data to them.
     DiscardOutOfOrder,
-    /// Discarded ranges are forgotten when their window begins, not when it has ended.
+    /// Tombstones are forgotten when their window begins, not when it has ended.
     DropTombstone,
     /// A lost block is declared lost again although it was written since.
     CopyWithoutCheck,
     /// Of several records of a block in a window, writeback keeps the oldest.
     OldestWins,
-    /// Work after a recovery goes on in the epoch of before.
+    /// After a recovery the log continues in its old epoch.
     KeepEpoch,
     /// A window takes segments that are not durable yet.
     WindowBeforeDurable,
@@ -40,7 +40,7 @@ pub enum Bug {
     SuperblocksTogether,
     /// Slots are used again while a read from them is under way.
     IgnorePins,
-    /// The backing store goes on without a log that has failed before that one says so.
+    /// Writes bypass a failed log before its superblocks say that it is spent.
     ThroughBeforeSpent,
     /// The index forgets the blocks of a window before the zeroed ranges under them.
     ForgetBeforeRetiring,
@@ -50,43 +50,43 @@ pub enum Bug {
     CheckpointKeepsFreed,
     /// A checkpoint is replayed from its end on, not from its begin.
     CheckpointFromEnd,
-    /// A checkpoint is copied while the index forgets what is before no durable tail yet.
+    /// A checkpoint is copied while the index forgets segments that no durable tail has passed yet.
     CheckpointForgets,
     /// An increment lacks what changed in the segment where the checkpoint before it began.
     IncrementMissesSegment,
-    /// What an increment says was discarded is kept as the runs before it have it.
+    /// Blocks that an increment says were discarded are kept as earlier runs have them.
     IncrementIgnoresRanges,
-    /// A summary is believed of chunks that may not be durable.
+    /// Recovery trusts a summary of chunks that may not be durable.
     TrustSummary,
-    /// Whatever block of a cluster is read, it is the first one.
+    /// A read of any block of a cluster returns the first one.
     FirstOfCluster,
-    /// Of a cluster that is written elsewhere only the first check word moves along.
+    /// When a cluster is written elsewhere, only its first check word is adapted.
     MoveFirstOfCluster,
-    /// A closed chunk is written although some of its payloads are not there yet.
+    /// A closed chunk is written before all of its payloads are filled in.
     WriteUnfilled,
-    /// What is kept of a chunk is let go when the drive has been told to write it.
+    /// A chunk's kept memory is released when the chunk is being written, not when it is durable.
     LetGoEarly,
-    /// What a process that died had reserved and not filled is recommitted.
+    /// Payloads that a dead process had reserved but not filled are recommitted.
     TrustUnfilled,
-    /// The chunk that was open when the process died is not recommitted.
+    /// The chunk that was open when a process died is not recommitted.
     SkipOpen,
-    /// The chunks that a process left are recommitted in the opposite order.
+    /// The chunks that a dead process left are recommitted in the opposite order.
     RecommitBackwards,
-    /// Chunks that a process left are recommitted behind themselves, where the drive has them.
+    /// Chunks that a dead process left, and that the drive has, are recommitted behind themselves.
     RecommitAll,
-    /// What is kept is not let go when the log has failed and the backing store goes on alone.
+    /// Kept memory is not released when writes bypass a failed log.
     KeepThrough,
-    /// What was read of the backing store is taken for its content, whatever was written since.
+    /// A copy is appended of what was read, whatever was written to the backing store since.
     CopyWithoutToken,
     /// A copy is appended of a block that has changed in the log.
     CopyOverChange,
-    /// Copies that may be older than the backing store count when a log is opened.
+    /// Copies that may be older than the backing store count after opening.
     ServeVoid,
     /// Copies that a dead process left in memory are recommitted.
     RecommitCopies,
     /// Writeback writes copies to the backing store.
     WriteCopies,
-    /// The index still names what was in slots that are used again.
+    /// The index still names records of slots that are used again.
     ReleaseKeepsIndex,
     /// Discarded ranges are forgotten when the backing store has them, while older copies stay.
     RetireBeforeCopies,
@@ -96,7 +96,7 @@ pub enum Bug {
     TailBeforeSuccessor,
 }
 
-/// All of them.
+/// All bugs.
 pub const BUGS: [Bug; 43] = [
     Bug::AcknowledgeUnflushed,
     Bug::FlushBeforeWritten,
@@ -150,13 +150,13 @@ thread_local! {
     static VISITS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// Notes that a loop over blocks, ranges or segments has come to another one.
+/// Counts one visit of a loop over blocks, ranges or segments.
 #[inline]
 pub fn visit() {
     visits(1);
 }
 
-/// The same of so many.
+/// Counts `count` visits.
 #[inline]
 pub fn visits(count: usize) {
     #[cfg(any(test, sim))]
@@ -165,29 +165,29 @@ pub fn visits(count: usize) {
     let _ = count;
 }
 
-/// How many were noted by this thread, to compare with before.
+/// Visits that this thread has counted so far.
 #[cfg(any(test, sim))]
 pub fn visited() -> u64 {
     VISITS.with(std::cell::Cell::get)
 }
 
-/// The marks passed so far in this process, with how often.
+/// The marks passed so far in this process, with their counts.
 #[cfg(sim)]
 static PASSED: std::sync::Mutex<std::collections::BTreeMap<&'static str, u64>> =
     std::sync::Mutex::new(std::collections::BTreeMap::new());
 
-/// Notes that a run came by here.
+/// Counts that a run passed this mark.
 #[cfg(sim)]
 pub fn mark(name: &'static str) {
     let mut passed = PASSED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     *passed.entry(name).or_insert(0) += 1;
 }
 
-/// Notes that a run came by here: nothing, in this build.
+/// Does nothing in this build.
 #[cfg(not(sim))]
 pub const fn mark(_: &'static str) {}
 
-/// The marks passed so far in this process, with how often.
+/// The marks passed so far in this process, with their counts.
 #[cfg(sim)]
 pub fn passed() -> std::collections::BTreeMap<&'static str, u64> {
     PASSED.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - the mapping has a fixed address and length for as long as the [`Arena`] lives;
-//! - an offset is all that is ever stored about a place in it.
+//! - a stored reference to a place in it is an offset, never an address.
 //!
 //! On a memory file `MADV_DONTNEED` frees nothing: the file keeps its pages. `MADV_REMOVE` frees
 //! them, but is refused on locked mappings, so [`Arena::remove`] punches the hole into the file
@@ -74,8 +74,8 @@ impl Arena {
         let _ = unsafe { madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxHugepage) };
     }
 
-    /// Asks for no huge pages, also where the machine gives them to all (`shmem_enabled` is
-    /// `always`): what is touched page by page would take 2 MiB each time.
+    /// Refuses huge pages, even where the machine gives them to all files (`shmem_enabled` is
+    /// `always`): memory that is touched page by page would take 2 MiB each time.
     pub fn refuse_huge_pages(&self) {
         // SAFETY: advice on our own mapping changes no contents.
         let _ = unsafe { madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxNoHugepage) };
@@ -118,9 +118,8 @@ impl Arena {
         unsafe { madvise(self.at(offset).cast(), len, Advice::LinuxPopulateWrite) }
     }
 
-    /// Ranges that have memory behind them, ascending, in whole pages: what was not among them
-    /// reads as zeros. Only for a process that takes over the memory of another: no thread may
-    /// change it meanwhile.
+    /// Ranges that have memory behind them, ascending, in whole pages; all else reads as zeros.
+    /// Only for a process that takes over the memory of another: no thread may change it meanwhile.
     pub fn present(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         Present { arena: self, at: 0 }
     }
@@ -129,8 +128,8 @@ impl Arena {
     pub fn remove(&self, offset: usize, len: usize) {
         assert!(offset + len <= self.len, "range outside the arena");
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // A memory file of ours always takes this call; if it ever did not, the memory would stay
-        // ours, stale, and be written anew before it is read again.
+        // A memory file of ours always takes this call. If it did not, the stale memory would stay
+        // ours, and would be written anew before it is read again.
         let _ = fallocate(&*self.file, hole, offset as u64, len as u64);
     }
 }
@@ -146,7 +145,7 @@ impl Iterator for Present<'_> {
 
     fn next(&mut self) -> Option<Range<usize>> {
         let file = &*self.arena.file;
-        // No data behind `at` is an error of the call, and the end of what there is.
+        // The call fails when no data is behind `at`: that is the end.
         let start = seek(file, SeekFrom::Data(self.at)).ok()?;
         let end = seek(file, SeekFrom::Hole(start)).unwrap_or(self.arena.len as u64);
         self.at = end;

@@ -1,16 +1,16 @@
-//! The limit on memory: everything that a volume takes is added here before it is taken.
+//! The limit on memory: a volume adds all memory here before it takes it.
 //!
 //! Invariant: `used` never passes the limit in force when it was taken, and ordinary takers leave
 //! [`Budget::reserve`] bytes to the cleaner, so that a full store can always make room.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// What asks for memory.
+/// The kind of thread that asks for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taker {
     /// A write: may not touch the reserve.
     Ordinary,
-    /// The cleaner: frees more than it takes, so it may.
+    /// The cleaner: frees more than it takes, so it may use the reserve.
     Cleaner,
 }
 
@@ -82,7 +82,7 @@ impl Budget {
         }
     }
 
-    /// Adds what is needed whatever the limit says: fixed tables, a thread's buffers.
+    /// Adds memory that is needed whatever the limit is: fixed tables, a thread's buffers.
     pub fn add(&self, bytes: u64) {
         let before = self.used.fetch_add(bytes, Ordering::Relaxed);
         self.peak.fetch_max(before + bytes, Ordering::Relaxed);

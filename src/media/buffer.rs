@@ -12,11 +12,11 @@ struct Page([u8; ALIGN]);
 /// Page-aligned bytes, zeroed when made.
 pub struct Buffer(Home);
 
-/// Where they are.
+/// Where the bytes are.
 enum Home {
     /// In memory of its own.
     Own(Vec<Page>),
-    /// In a memory file; these hold what they held there.
+    /// In a memory file, with the content that was there.
     Lent(Lent),
 }
 
@@ -26,7 +26,7 @@ impl Buffer {
         Self(Home::Own(vec![Page([0; ALIGN]); len.div_ceil(ALIGN)]))
     }
 
-    /// A buffer of a memory file.
+    /// A buffer of lent memory of a memory file.
     pub(super) fn lent(lent: Lent) -> Self {
         Self(Home::Lent(lent))
     }

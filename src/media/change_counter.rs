@@ -36,9 +36,9 @@ const TICKS: Duration = Duration::from_millis(50);
 /// Buses of SCSI adapters; those of SATA are ports. Not FireWire, which takes several machines, nor
 /// the kernel's own target.
 const BUSES: [&str; 5] = ["pci", "platform", "usb", "virtio", "vmbus"];
-/// Devices that lie above each other, at most.
+/// The most devices that are stacked above each other.
 const DEEP: u32 = 8;
-/// Times that counters are read, until they stand still.
+/// How often counters are read, at most, until two readings are equal.
 const TRIES: u32 = 5;
 
 /// The change counters of a drive at one moment, each as a checksum of a text; 0: unknown.
@@ -68,13 +68,13 @@ impl ChangeCounter {
         }
     }
 
-    /// Whether nothing was written between the two for certain.
+    /// Whether it is certain that nothing was written between the two.
     #[must_use]
     pub fn is_sure(&self, now: &Self) -> bool {
         self.sure != 0 && self.sure == now.sure
     }
 
-    /// Whether something was written between the two for certain.
+    /// Whether it is certain that something was written between the two.
     #[must_use]
     pub fn is_changed(&self, now: &Self) -> bool {
         let counted = self.written != 0 && now.written != 0;
@@ -131,7 +131,7 @@ fn file_changes(file: &fs::File, base: Base) -> Option<(String, String)> {
 }
 
 fn device_changes(dir: &Path) -> Option<(String, String)> {
-    // Not those of the rest of a disk: under load their difference is not read at one moment.
+    // Not the counters of the rest of the disk: under load they cannot be read at one moment.
     Some((format!("device {} {}", dir.display(), life(dir)?), format!("{:?}", written(dir)?)))
 }
 
@@ -173,14 +173,14 @@ fn settle(seconds: i64, nanoseconds: i64) -> Option<()> {
     Some(())
 }
 
-/// What a file is, and when it was changed.
+/// The file's numbers, size and times.
 fn of_file(file: &fs::File) -> Option<String> {
     if !NOTING.contains(&(rustix::fs::fstatfs(file).ok()?.f_type as u64)) {
         return None;
     }
     let found = || {
         let stat = file.metadata().ok()?;
-        // A file system that notes seconds has no change counter.
+        // A file system that notes only seconds has no change counter.
         let fine = stat.ctime_nsec() != 0 && stat.mtime_nsec() != 0;
         fine.then_some(stat)
     };
@@ -199,12 +199,12 @@ fn of_file(file: &fs::File) -> Option<String> {
     ))
 }
 
-/// Which of the disks it is that there were since the boot.
+/// The number of the disk among all disks since the boot.
 fn sequence(dir: &Path) -> String {
     sysfs::line(&disk_of(dir).join("diskseq")).unwrap_or_default()
 }
 
-/// What was written to a device so far, and to those below it.
+/// The counters of a device and of those below it.
 fn of_device(dir: &Path, deep: u32) -> Option<String> {
     if deep == 0 {
         return None;
@@ -223,8 +223,8 @@ fn of_device(dir: &Path, deep: u32) -> Option<String> {
     Some(text)
 }
 
-/// Whether only this machine writes to a disk, as what it hangs on tells. Only what is known is
-/// believed: the disks of any network have counters, too, and those count what is written here.
+/// Whether only this machine writes to a disk, as its bus tells. Only known buses are trusted:
+/// disks on any network have counters, too, and those count what this machine writes.
 fn is_own(disk: &Path) -> bool {
     let device = disk.join("device");
     match kind(&device).as_deref() {
@@ -233,13 +233,13 @@ fn is_own(disk: &Path) -> bool {
         Some("virtio" | "xen" | "mmc") => true,
         Some("scsi") => has_own_adapter(&device).unwrap_or(false),
         Some("nvme") => are_pcie(iter::once(device)),
-        // Above all the ways to it.
+        // The paths to the drive are below the subsystem: all of them count.
         Some("nvme-subsystem") => {
             are_pcie(sysfs::entries(&device).filter(|dir| kind(dir).as_deref() == Some("nvme")))
         }
         Some(_) => false,
-        // Those below are asked for themselves. Others have theirs elsewhere, or in memory, which
-        // they empty without a write.
+        // The members of a stacked device are checked themselves. Other devices keep their data
+        // elsewhere, or in memory, which they empty without a write.
         None => {
             let stacked = ["dm", "md"].iter().any(|kind| disk.join(kind).exists());
             stacked && sysfs::entries(&disk.join("slaves")).next().is_some()
@@ -252,9 +252,9 @@ fn kind(device: &Path) -> Option<String> {
     Some(sysfs::name(&fs::read_link(device.join("subsystem")).ok()?))
 }
 
-/// Whether a SCSI device is directly below an adapter that knows of no transport: with iSCSI and
-/// Fibre Channel there is a session or a remote port between them, with SAS an end device, which
-/// may be in an enclosure of several machines; that of SRP only the adapter shows.
+/// Whether a SCSI device is directly below an adapter without a transport. With iSCSI and Fibre
+/// Channel there is a session or a remote port between them, with SAS an end device, which may be
+/// in an enclosure of several machines; for SRP, only the adapter shows the transport.
 fn has_own_adapter(device: &Path) -> Option<bool> {
     let device = fs::canonicalize(device).ok()?;
     let host = device.ancestors().nth(2)?;
@@ -265,14 +265,14 @@ fn has_own_adapter(device: &Path) -> Option<bool> {
     Some(sysfs::name(host).starts_with("host") && plugged && plain && ways.next().is_none())
 }
 
-/// Whether NVMe controllers, one at least, are in this machine: the others are on some network.
+/// Whether all NVMe controllers, at least one, are in this machine: any other is on some network.
 fn are_pcie(controllers: impl Iterator<Item = PathBuf>) -> bool {
     let mut ways = controllers.map(|dir| sysfs::line(&dir.join("transport"))).peekable();
     ways.peek().is_some() && ways.all(|way| way.as_deref() == Some("pcie"))
 }
 
-/// Sectors that were written, and that were discarded. Not how often: a flush is counted as a write
-/// of no sectors.
+/// Sectors written, and sectors discarded. Not the number of writes: a flush counts as a write of
+/// no sectors.
 fn written(dir: &Path) -> Option<[u64; 2]> {
     let all = numbers(dir)?;
     Some([*all.get(6)?, *all.get(13)?])
@@ -283,7 +283,7 @@ fn numbers(dir: &Path) -> Option<Vec<u64>> {
     line.split_whitespace().map(|number| number.parse().ok()).collect()
 }
 
-/// What was written to a disk and not to one of its partitions.
+/// Sectors written and discarded on a disk outside of its partitions.
 fn past_partitions(disk: &Path) -> Option<[i64; 2]> {
     let once = || {
         let mut past = written(disk)?.map(u64::cast_signed);
@@ -305,7 +305,7 @@ fn past_partitions(disk: &Path) -> Option<[i64; 2]> {
     None
 }
 
-/// Whether the kernel counts what is asked of a device.
+/// Whether the kernel counts requests to a device; a read of one block tells.
 fn counts(drive: &FileDrive, dir: &Path) -> bool {
     let read = || numbers(dir).and_then(|all| all.get(2).copied());
     let before = read();

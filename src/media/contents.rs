@@ -50,7 +50,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The kind with a number.
+    /// The kind with this stored number.
     pub fn from_number(number: u8) -> Option<Self> {
         use Kind::{Encrypted, Logical, Lone, Mirrored, Partition, Table};
         let all = [Partition, Logical, Encrypted, Mirrored, Lone, Table];
@@ -286,7 +286,7 @@ impl Search<'_> {
         let uuid = String::from_utf8_lossy(&pv[..pv.len().min(32)]).into_owned();
         let start = place.0.start;
         let areas = pv.get(40..).unwrap_or_default().chunks_exact(16);
-        // Data areas, up to one of zeros; then those of metadata.
+        // The data areas end with an area of zeros; the metadata areas follow.
         let area = areas.skip_while(|area| le8(area, 0) != 0).nth(1);
         let Some(area) = area.map(|area| start.saturating_add(le8(area, 0))) else { return };
         let Some(text) = self.lvm_text(area) else { return };
@@ -635,7 +635,7 @@ stripes = [
 
     #[test]
     fn logical_volumes_are_found_on_the_physical_one() {
-        // Also where the text goes on at the ring's begin.
+        // Also where the text goes on at the ring's start.
         for at in [512, 1 << 19, (1 << 20) - 600] {
             let mut drive = Image::new(64);
             physical_volume(&mut drive, 0, 1 << 20, at);
@@ -676,14 +676,14 @@ stripes = [
             drive.put(at + 65_536 + 64, b"_BHRfS_M");
             assert!(drive.all(Kind::Lone).contains(&(at as u64)), "btrfs at {at}");
         }
-        // A later search keeps those that are known, and looks for no others.
+        // A later search keeps the known file systems, and looks for no others.
         let mut drive = Image::new(64);
         drive.put(MIB, b"XFSB");
         let known = regions(&drive, None);
         drive.put(2 * MIB, b"XFSB");
         assert_eq!(regions(&drive, Some(&known)), known);
         assert_eq!(regions(&drive, Some(&[])), []);
-        // A partition that begins there is one.
+        // A file system at the start of a partition belongs to the partition.
         drive.gpt(0..64 * MIB, 512, &[2048]);
         assert_eq!(drive.all(Kind::Lone), [2 * MIB as u64]);
     }

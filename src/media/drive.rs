@@ -1,8 +1,8 @@
-//! What a log or a backing store is to the layers above: bytes at offsets, and a flush.
+//! The interface of a log's drive or a backing store: bytes at offsets, and a flush.
 //!
-//! Invariants that every drive keeps: what a write stored is read back at once; it survives a loss
-//! of power only after a [`Drive::flush`] that began after the write had returned; a write that
-//! failed, or that the power cut, may have stored any of its sectors, each of them whole or torn.
+//! Invariants that every drive keeps: stored data is read back at once; it survives a loss of power
+//! only after a [`Drive::flush`] that began after the write had returned; a write that failed, or
+//! that a power cut interrupted, may have stored any of its sectors, each of them whole or torn.
 
 use super::{Buffer, Failures, PAGE};
 use std::fmt;
@@ -10,7 +10,7 @@ use std::fmt;
 /// Alignment of every offset, length and buffer, in bytes.
 pub const ALIGN: usize = PAGE;
 
-/// What was asked of a drive.
+/// The kind of a request to a drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Bytes from the drive.
@@ -38,23 +38,23 @@ impl fmt::Display for Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{action} of {len} bytes at {at} failed (errno {errno})")]
 pub struct DriveError {
-    /// What was asked.
+    /// The kind of the request.
     pub action: Action,
-    /// From where on, in bytes.
+    /// Its offset, in bytes.
     pub at: u64,
-    /// How much, in bytes; 0 for a flush.
+    /// Its length, in bytes; 0 for a flush.
     pub len: u64,
-    /// The system's number for the reason.
+    /// The system's error number.
     pub errno: i32,
 }
 
 /// A drive: a disk, a partition, a file, or a simulated one. Shared by all threads.
 ///
-/// Offsets and lengths, but those of a part, are multiples of [`ALIGN`] and inside [`Drive::size`];
-/// buffers begin at multiples of it too when they come from [`super::Buffer`], which costs no copy.
+/// Offsets and lengths, except in [`Drive::write_part`], are multiples of [`ALIGN`] and inside
+/// [`Drive::size`]. Buffers from [`super::Buffer`] are aligned as well, which saves a copy.
 ///
 /// # Errors
-/// Every method says what failed as a [`DriveError`]; parts of it may have been done.
+/// Every method fails with a [`DriveError`]; parts of the request may have been done.
 pub trait Drive: Send + Sync {
     /// Usable size in bytes, a multiple of [`ALIGN`].
     fn size(&self) -> u64;
@@ -62,14 +62,14 @@ pub trait Drive: Send + Sync {
     /// Fills `buf` from `at` on.
     fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError>;
 
-    /// The same; whether the drive itself was asked: `false` where all of it was in memory, and the
-    /// caller waited for nothing.
+    /// Like [`Drive::read`]. Returns whether the drive itself was asked: `false` if all bytes were
+    /// in memory, and the caller waited for nothing.
     fn read_noting(&self, at: u64, buf: &mut [u8]) -> Result<bool, DriveError> {
         self.read(at, buf).map(|()| true)
     }
 
-    /// Reads into each buffer from its offset on, several at once where the drive gains by it. What
-    /// became of each is said for itself.
+    /// Reads into each buffer from its offset on, several at once where the drive gains by it. Each
+    /// buffer has a result of its own.
     fn read_many(&self, wanted: Vec<(u64, Buffer)>) -> Vec<Result<(u64, Buffer), DriveError>> {
         let read = |(at, mut buffer): (u64, Buffer)| {
             self.read(at, &mut buffer)?;
@@ -81,11 +81,11 @@ pub trait Drive: Send + Sync {
     /// Stores `data` from `at` on.
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError>;
 
-    /// Stores `data` from `at` on, any bytes within one block, and changes nothing else of it. The
-    /// caller keeps others from writing the block meanwhile.
+    /// Stores `data` from `at` on, any bytes within one block, and changes no other byte of the
+    /// block. The caller keeps other threads from writing the block meanwhile.
     ///
-    /// A drive that can writes only the sectors of `data`. Else the whole block is read and
-    /// written.
+    /// Writes only the sectors of `data` if the drive can; otherwise reads and writes the whole
+    /// block.
     fn write_part(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
         write_part_as_block(self, at, data)
     }
@@ -98,7 +98,7 @@ pub trait Drive: Send + Sync {
         true
     }
 
-    /// What has failed on it so far, of a drive that keeps that.
+    /// The failures so far, if the drive records them.
     fn failures(&self) -> Option<&Failures> {
         None
     }

@@ -1,7 +1,7 @@
 //! What has failed on a drive, kept by the drive itself.
 //!
-//! Invariants: only requests that failed come here, so those that end well pay nothing; noting one
-//! allocates nothing and waits only for its own short lock, because the drive may carry swap.
+//! Invariants: only failed requests come here, so the others pay nothing; noting a failure
+//! allocates nothing and waits only for a short lock of its own, because the drive may carry swap.
 
 use super::drive::{Action, DriveError};
 use crate::stats::drives::{Failure, Operation};
@@ -11,21 +11,21 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// So many kinds (what was asked, and why it failed) are told apart; the one that was seen least
-/// lately gives way to a new one.
+/// How many kinds of failure (action and errno) are told apart; a new kind replaces the one that
+/// was seen least recently.
 const KINDS: usize = 8;
 
 /// Called when something has failed. It must neither wait nor allocate.
 pub type Alarm = Box<dyn Fn() + Send + Sync>;
 
-/// See the module.
+/// The failures of one drive.
 pub struct Failures {
     path: PathBuf,
     kinds: Mutex<Kinds>,
     alarm: OnceLock<Alarm>,
 }
 
-/// What was seen.
+/// The kinds of failure seen so far.
 #[derive(Clone, Copy, Default)]
 struct Kinds {
     all: [Option<Kind>; KINDS],
@@ -35,7 +35,7 @@ struct Kinds {
 
 #[derive(Clone, Copy)]
 struct Kind {
-    /// Which of all failures the last one was.
+    /// The number of its last failure among all failures.
     number: u64,
     last: DriveError,
     count: u64,
@@ -50,7 +50,7 @@ impl Kind {
 }
 
 impl Failures {
-    /// Of a drive on which nothing has failed yet.
+    /// No failures yet, for the drive at `path`.
     pub fn new(path: &Path) -> Self {
         Self { path: path.into(), kinds: Mutex::default(), alarm: OnceLock::new() }
     }
@@ -60,12 +60,12 @@ impl Failures {
         &self.path
     }
 
-    /// Has `alarm` called whenever something fails from now on.
+    /// Calls `alarm` for each failure from now on.
     pub fn heed(&self, alarm: Alarm) {
         let _ = self.alarm.set(alarm); // the first one stays
     }
 
-    /// A request has failed.
+    /// Notes a failed request.
     pub fn note(&self, e: &DriveError) {
         self.note_at(e, crate::stats::time::now());
         if let Some(alarm) = self.alarm.get() {
@@ -89,7 +89,7 @@ impl Failures {
         });
     }
 
-    /// What has failed so far, the latest first.
+    /// The failures so far, the latest first.
     pub fn seen(&self) -> Vec<Failure> {
         let Kinds { mut all, .. } = *self.kinds.lock();
         all.sort_unstable_by_key(|kind| std::cmp::Reverse(kind.map(|kind| kind.number)));
@@ -129,7 +129,7 @@ fn operation(action: Action) -> Operation {
 
 /// The name and the words of an errno: `ENOSPC: No space left on device`.
 pub fn reason(errno: i32) -> String {
-    // Of the others, the words alone have to do.
+    // Other errnos are shown by number.
     const NAMES: [(Errno, &str); 14] = [
         (Errno::IO, "EIO"),
         (Errno::NOSPC, "ENOSPC"),
@@ -168,7 +168,7 @@ mod tests {
         failures.note_at(&error(Action::Write, 8192, 28), 102);
         failures.note_at(&error(Action::Read, 4096, 5), 101);
         let seen = failures.seen();
-        // The one that was seen last comes first, whatever the clock says.
+        // The kind that was seen last comes first, whatever the clock says.
         let seen = [&seen[1], &seen[0]];
         assert_eq!((seen[0].count, seen[0].offset, seen[0].first_unix_s), (2, 8192, 100));
         assert_eq!(seen[0].reason, "ENOSPC: No space left on device");

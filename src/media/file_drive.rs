@@ -36,27 +36,27 @@ const BLKROGET: Opcode = opcode::none(0x12, 94);
 const BLKGETSIZE64: Opcode = opcode::read::<usize>(0x12, 114);
 const BLKDISCARD: Opcode = opcode::none(0x12, 119);
 
-/// How long a process that holds a drive gets to let go of it.
+/// How long opening a drive waits for another process to let it go.
 const BUSY_WAIT: Duration = Duration::from_secs(1);
-/// The same of one that is known to be dead: what it had asked of a drive has to end first.
+/// The same for a process that is known to be dead: its requests to the drive have to end first.
 const DEAD_WAIT: Duration = Duration::from_secs(10);
 
-/// Bytes moved at a time through memory of our own.
+/// Bytes copied at a time through a bounce buffer.
 const BOUNCE: usize = 256 << 10;
 
 /// Threads that read at once for [`Drive::read_many`].
 const READERS: usize = 16;
 
 thread_local! {
-    /// Memory to bounce through, for as long as its thread lives. Taken for each request it would
-    /// be mapped, touched and unmapped each time, and wait for the machine where that is short of
-    /// memory: for writes to this very device, it may be.
+    /// This thread's bounce buffer, kept as long as the thread lives. A buffer for each request
+    /// would be mapped, touched and unmapped each time, and would wait when the machine is short of
+    /// memory: perhaps for writes to this very device.
     static OWN: Cell<Option<Buffer>> = const { Cell::new(None) };
 }
 
 /// The ways in which the kernel makes a range read as zeros, the best first: giving the space back,
-/// and keeping it. Both work on files and on block devices (there they are `BLKZEROOUT`), and say
-/// `EOPNOTSUPP` where they don't.
+/// and keeping it. Both work on files and on block devices (there they are `BLKZEROOUT`); where
+/// unsupported, they fail with `EOPNOTSUPP`.
 pub(super) const ZERO_MODES: [FallocateFlags; 2] = [
     FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE),
     FallocateFlags::ZERO_RANGE.union(FallocateFlags::KEEP_SIZE),
@@ -65,11 +65,11 @@ pub(super) const ZERO_MODES: [FallocateFlags; 2] = [
 /// What a drive is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// To read and write, and so that no other process can.
+    /// To read and write, and to keep other processes out.
     Exclusive,
-    /// To look only, while no process writes.
+    /// To read only, while no process writes.
     Still,
-    /// To look only, also when another process has it: what is read may be changing.
+    /// To read only, even when another process has it: the content may be changing.
     ReadOnly,
 }
 
@@ -80,9 +80,9 @@ enum Node {
     File,
 }
 
-/// Why an attempt to open did not go well.
+/// Why an attempt to open failed.
 enum Failure {
-    /// It, or a layer below it, is in use.
+    /// The drive, or a layer below it, is in use.
     Busy(Busy),
     Other(Error),
 }
@@ -113,14 +113,14 @@ pub struct FileDrive {
     direct: bool,
     flushes: Flushes,
     failures: Failures,
-    /// Itself, and the layers below it.
+    /// The drive itself, and the layers below it.
     layers: Vec<Layer>,
     _claims: Claims,
 }
 
 impl FileDrive {
-    /// Opens the block device or the regular file `path`. Nothing is changed on it. A process that
-    /// holds it gets a second to go: one that was killed lets go of it a little after its end.
+    /// Opens the block device or the regular file `path`, and changes nothing on it. Waits a second
+    /// for a process that holds it: a killed process lets go a little after its end.
     ///
     /// # Errors
     /// It is missing, something else than a device or file, in use (the error names the holder, if
@@ -129,8 +129,8 @@ impl FileDrive {
         Self::open_within(path, access, BUSY_WAIT)
     }
 
-    /// The same with [`Access::Exclusive`]. If `another` process had it, which is dead, its last
-    /// requests get time to end.
+    /// The same with [`Access::Exclusive`]. If `another` process had the drive and is dead, waits
+    /// longer for its last requests to end.
     ///
     /// # Errors
     /// See [`FileDrive::open`].
@@ -203,14 +203,14 @@ impl FileDrive {
         }
     }
 
-    /// Whether reads and writes go past the page cache. Where they don't, memory that the kernel
-    /// is short of may be needed to write, and errors of the medium show at the flush only.
+    /// Whether reads and writes bypass the page cache. Otherwise a write may need memory that the
+    /// kernel is short of, and errors of the medium show only at the flush.
     pub fn is_direct(&self) -> bool {
         self.direct
     }
 
-    /// The sector that a device on this drive should have: that of its content, of the block device
-    /// itself, or of a file; and why.
+    /// The sector that a device on this drive should have, and why: that of its content, of the
+    /// block device itself, or of a file.
     pub fn sector(&self) -> (Sector, &'static str) {
         let mut read = |range| contents::bytes(self, range);
         match MadeFor::of(self.size, &mut read) {
@@ -219,7 +219,7 @@ impl FileDrive {
         }
     }
 
-    /// The same whatever is on the drive.
+    /// The same without regard to the drive's content.
     pub fn own_sector(&self) -> (Sector, &'static str) {
         match self.node {
             Node::Device(_) => (self.sector, "that of the drive"),
@@ -227,10 +227,11 @@ impl FileDrive {
         }
     }
 
-    /// Refuses a drive whose last bytes are no whole block: a device of it would lack them.
+    /// Refuses a drive whose size is not a multiple of [`ALIGN`]: a device on it would lack the
+    /// last bytes.
     ///
     /// # Errors
-    /// It is such a drive.
+    /// The size is not a multiple of [`ALIGN`].
     pub fn require_whole(&self) -> Result<()> {
         if self.rest == 0 {
             return Ok(());
@@ -243,13 +244,13 @@ impl FileDrive {
         }))
     }
 
-    /// What it was opened for.
+    /// The access that the drive was opened with.
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// Says that the content of a range is no longer needed, so that an SSD or a file system can
-    /// use its space; it reads as anything afterwards. Best effort.
+    /// Hints that the content of a range is no longer needed, so that an SSD or a file system can
+    /// use its space. The range reads as anything afterwards. Best effort.
     pub fn discard_hint(&self, at: u64, len: u64) {
         if len == 0 || self.allowed(Action::Zero, at, len).is_err() {
             return;
@@ -268,7 +269,8 @@ impl FileDrive {
         self.fd.as_fd()
     }
 
-    /// A second, read-only, shared descriptor of the same thing, whatever its name leads to by now.
+    /// A second, read-only, shared descriptor of the same file or device, even if its name leads
+    /// elsewhere by now.
     pub(super) fn reopen(&self) -> rustix::io::Result<OwnedFd> {
         rustix::fs::open(self.link(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
     }
@@ -278,7 +280,7 @@ impl FileDrive {
         format!("/proc/self/fd/{}", self.fd.as_raw_fd())
     }
 
-    /// Itself, and the layers below it, from top to bottom.
+    /// The drive itself and the layers below it, from top to bottom.
     pub(super) fn layers(&self) -> &[Layer] {
         &self.layers
     }
@@ -324,7 +326,7 @@ impl FileDrive {
         Ok(rustix::fs::fstat(&self.fd).context(cannot(&self.path))?.st_ino)
     }
 
-    /// Finds the size.
+    /// Finds the size and, for a block device, the sector.
     fn measure(&mut self, stat: &Stat) -> Result<()> {
         let bytes = match self.node {
             Node::File => stat.st_size as u64,
@@ -375,7 +377,7 @@ impl FileDrive {
         Ok(())
     }
 
-    /// What becomes of a request that the system has failed.
+    /// Makes the error of a request that the system has failed, and notes it.
     fn fails(&self, action: Action, at: u64, len: u64) -> impl Fn(Errno) -> DriveError {
         move |errno| {
             let error = failed(action, at, len)(errno);
@@ -384,7 +386,7 @@ impl FileDrive {
         }
     }
 
-    /// Reads into memory that the file system can reach.
+    /// Reads into memory that needs no bounce buffer.
     fn read_aligned(&self, at: u64, buf: &mut [u8]) -> Result<(), Errno> {
         let mut progress = Progress::new(buf.len() as u64);
         while progress.left() > 0 {
@@ -411,7 +413,7 @@ impl FileDrive {
         Ok(())
     }
 
-    /// Whether the bytes have to be copied on their way.
+    /// Whether a transfer needs the bounce buffer: direct I/O takes only aligned memory.
     fn bounces(&self, memory: &[u8]) -> bool {
         self.direct && !memory.is_empty() && !memory.as_ptr().addr().is_multiple_of(ALIGN)
     }
@@ -428,7 +430,7 @@ impl FileDrive {
     }
 }
 
-/// Does something with this thread's memory to bounce through.
+/// Runs `work` with this thread's bounce buffer.
 fn bouncing<R>(work: impl FnOnce(&mut [u8]) -> R) -> R {
     let mut buffer = OWN.take().unwrap_or_else(|| Buffer::new(BOUNCE));
     let result = work(&mut buffer);
@@ -441,7 +443,7 @@ impl Drive for FileDrive {
         self.size
     }
 
-    /// A block device that does not take discards has nothing to give back, so it writes zeros.
+    /// A block device without discards has no space to give back, so zeroing it writes zeros.
     fn zeroes_quickly(&self) -> bool {
         match self.node {
             Node::File => true,
@@ -561,7 +563,7 @@ impl Drive for FileDrive {
                 }
             }
         };
-        // Past the page cache nothing is lost between a write and a flush but by the medium.
+        // With direct I/O only the medium can lose data between a write and a flush.
         let result = match self.direct {
             true => sync(),
             false => self.flushes.run(self.flushes.ask(), sync),
@@ -570,7 +572,7 @@ impl Drive for FileDrive {
     }
 }
 
-/// Whether an error of a way to zero says «not this way», and not «failed».
+/// Whether an error means that this way to zero is not supported, and not that zeroing failed.
 pub(super) fn is_unsupported(errno: Errno) -> bool {
     matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::NODEV)
 }
@@ -599,7 +601,7 @@ fn name_of(fd: &OwnedFd, path: &Path) -> PathBuf {
     std::fs::read_link(link).unwrap_or_else(|_| path.into())
 }
 
-/// Opens it, directly if possible; the flag says which.
+/// Opens the drive, with `O_DIRECT` if possible; the flag says whether.
 fn open_node(path: &Path, node: Node, access: Access) -> Result<(OwnedFd, bool), Failure> {
     let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
     flags |= match (access, node) {

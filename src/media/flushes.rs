@@ -1,40 +1,40 @@
 //! Flushes of one drive by several threads at once.
 //!
-//! Where writes go through the page cache, the kernel reports once for each open file that some of
-//! them were lost, to the first flush. Every flush that was asked for by then has to fail, too: the
-//! lost writes may be its own.
+//! Where writes go through the page cache, the kernel reports lost writes once for each open file,
+//! to the first flush. Every flush that was requested by then has to fail, too: the lost writes may
+//! be its own.
 //!
-//! Invariants: one flush is under way at a time; what it returns is the result of one that began
-//! after its caller had asked, or the failure of one that ended after that.
+//! Invariants: one flush runs at a time; a flush returns the result of one that began after its
+//! request, or the failure of one that ended after its request.
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What several flushers have to know of each other.
+/// State that the flushers of one drive share.
 #[derive(Debug, Default)]
 pub(super) struct Flushes {
     failures: AtomicU64,
-    /// Locked by the thread that flushes: how the last failure was.
+    /// The last failure; locked by the thread that flushes.
     last: Mutex<Option<Errno>>,
 }
 
-/// The moment at which a flush was asked for.
+/// The moment of a flush request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
     failures: u64,
 }
 
 impl Flushes {
-    /// Now: what was written before is to be flushed.
+    /// Requests a flush of everything that was written before this call.
     pub(super) fn ask(&self) -> Asked {
         Asked { failures: self.failures.load(Ordering::Acquire) }
     }
 
-    /// Flushes by `sync`, which no other thread calls meanwhile.
+    /// Flushes by `sync`, which no other thread runs meanwhile.
     ///
     /// # Errors
-    /// Its own, or that of another flush that ended after this one was `asked` for.
+    /// That of `sync`, or that of another flush that ended after this one was `asked` for.
     pub(super) fn run(
         &self,
         asked: Asked,
@@ -65,7 +65,7 @@ mod tests {
         assert_eq!(flushes.run(second, || Err(Errno::NOSPC)), Err(Errno::NOSPC));
         let must_not_ask = || panic!("the kernel would say that all is well");
         assert_eq!(flushes.run(third, must_not_ask), Err(Errno::NOSPC));
-        // It has been said, and what is written now is another matter.
+        // That failure has been reported, and later writes are not concerned.
         assert_eq!(flushes.run(flushes.ask(), || Ok(())), Ok(()));
     }
 }

@@ -1,8 +1,9 @@
-//! The holder that keeps a drive from being opened: a mount, swap, a stacked device, a volume, a
-//! process. For error texts.
+//! Finds the holder that keeps a drive from being opened: a mount, swap, a stacked device, a
+//! volume, a process. For error texts.
 //!
-//! Invariant: only `/proc`, `/sys` and device nodes are looked at, so that a dead file server can't
-//! stop the search. Best effort: other users' processes and other mount namespaces may stay unseen.
+//! Invariant: this module looks only at `/proc`, `/sys` and device nodes, so that a dead file
+//! server cannot stop the search. Best effort: other users' processes and other mount namespaces
+//! may stay unseen.
 
 use super::mounts::{MountEntry, mount_of, mounts, swaps};
 use super::sysfs::{self, entries, name};
@@ -37,7 +38,7 @@ pub(super) fn of_file(file: &Path, inode: u64, bytes: &Range<u64>) -> Option<Str
     if is_swap(file) {
         return Some("swap".to_owned());
     }
-    // Besides the descriptor that the caller looks for it with.
+    // This process has one descriptor of the file open already: that of the caller.
     lock_on(file, inode, bytes).or_else(|| process(2, |link| link == file))
 }
 
@@ -75,16 +76,16 @@ fn is_lock(line: &str, place: &str, bytes: &Range<u64>) -> bool {
     }
     let mut words = words.skip_while(|word| *word != place).skip(1);
     let from = words.next().and_then(|word| word.parse::<u64>().ok());
-    // The last byte, not the one behind it.
+    // The line has the last byte, not the one behind it.
     let to = words.next().map(|word| word.parse::<u64>().map_or(u64::MAX, |n| n.saturating_add(1)));
     matches!((from, to), (Some(from), Some(to)) if from < bytes.end && bytes.start < to)
 }
 
-/// What the kernel itself has put on a device.
+/// The kernel's own use of a device: a mount, swap, a stacked device, or a loop device.
 fn claim_on(number: u64, mounts: &[MountEntry]) -> Option<String> {
     let dir = sysfs::dir_of(number)?;
     let node = sysfs::node_of(&dir);
-    // Some file systems (btrfs) have device numbers of their own, so it goes by the source as well.
+    // Some file systems (btrfs) have device numbers of their own, so the source counts as well.
     let own = (rustix::fs::major(number), rustix::fs::minor(number));
     if let Some(mount) = mounts.iter().find(|m| m.device == own || m.source == node) {
         return Some(format!("mounted on {}", mount.point.display()));
@@ -123,7 +124,7 @@ fn process(own: usize, is_it: impl Fn(&Path) -> bool) -> Option<String> {
     other.or_else(|| (count(Path::new("/proc/self")) >= own).then(|| TWICE.to_owned()))
 }
 
-/// A process, by the volume that it serves if it is a daemon.
+/// A process in words: a daemon by the volume that it serves.
 fn in_words(pid: u32) -> String {
     let dir = PathBuf::from(format!("/proc/{pid}"));
     let line = fs::read_to_string(dir.join("cmdline")).unwrap_or_default();
@@ -133,7 +134,7 @@ fn in_words(pid: u32) -> String {
     format!("process {pid} ({})", process_name(&dir).unwrap_or_else(|| "?".to_owned()))
 }
 
-/// The name of the process of a directory of `/proc`, which it may have given itself: any bytes.
+/// The name of a process, from its directory in `/proc`. The process may have chosen it: any bytes.
 pub fn process_name(proc_dir: &Path) -> Option<String> {
     let name = fs::read(proc_dir.join("comm")).ok()?;
     let name = String::from_utf8_lossy(name.strip_suffix(b"\n").unwrap_or(&name));

@@ -1,20 +1,20 @@
 //! Tells one backing drive from another, and from itself after a write by another program.
 //!
-//! An identity is the drive's own id, its size, and checksums of samples of its content. Eight are
-//! where they are on every drive: the first 128 KiB in four parts, where file systems keep their
-//! superblocks, which a mount changes (ext4 at 1024, XFS at 0, btrfs at 64 KiB), and partition
-//! tables; three samples inside; and the end, where copies of partition tables and RAID superblocks
-//! are. The others are where [`super::contents`] finds superblocks: of partitions, logical volumes,
-//! and file systems that begin elsewhere.
+//! An identity is the drive's own id, its size, and checksums of samples of its content. Eight
+//! samples have the same place on every drive: the first 128 KiB in four parts, which hold
+//! partition tables and the superblocks that a mount changes (ext4 at 1024, XFS at 0, btrfs at 64
+//! KiB); three samples inside; and the end, which holds copies of partition tables and RAID
+//! superblocks. The other samples are where [`super::contents`] finds superblocks: of partitions,
+//! logical volumes, and file systems that begin elsewhere.
 //!
 //! Invariants:
-//! - it is made through [`Drive`] alone, so every drive has one;
-//! - the stored form is [`Identity::STORED`] bytes, little-endian, with a version and a checksum;
-//!   what it does not understand, it refuses;
+//! - an identity is made through [`Drive`] alone, so every drive has one;
+//! - the stored form is [`Identity::STORED`] bytes, little-endian, with a version and a checksum; a
+//!   form of another version, or a damaged one, is refused;
 //! - a sample that is not known on both sides is not compared.
 //!
-//! The samples are of the drive as it is. Before ztier writes to a drive whose identity is stored,
-//! it calls [`Identity::forget`] for the range, and when the data is durable,
+//! The samples are of the drive's present content. Before ztier writes to a drive whose identity is
+//! stored, it calls [`Identity::forget`] for the range, and when the data is durable,
 //! [`Identity::renewed`]. Superblocks have samples of their own, so a write to one drops little.
 
 use super::buffer::Buffer;
@@ -25,13 +25,13 @@ use std::ops::Range;
 
 /// Samples that every identity has.
 const SAMPLES: usize = 8;
-/// Bytes of the samples inside, and of that at the end.
+/// Bytes of each sample inside; `END` are those of the sample at the end.
 const SAMPLE: u64 = 16 << 10;
 const END: u64 = 64 << 10;
 const VERSION: u8 = 2;
 const BLOCK: u64 = ALIGN as u64;
 
-/// Where the sums are in the stored form, the places of the other samples, and the checksum.
+/// Offsets in the stored form: of the sums, of the other samples, and of the checksum.
 const SUMS_AT: usize = 24;
 const REGIONS_AT: usize = SUMS_AT + 4 * SAMPLES;
 const REGION: usize = 12;
@@ -39,7 +39,7 @@ const CRC_AT: usize = Identity::STORED - 4;
 
 const _: () = assert!(REGIONS_AT + REGION * REGIONS <= CRC_AT);
 
-/// What each sample is of, in words.
+/// The content of each sample, in words.
 const NAMES: [&str; SAMPLES] = [
     "the first block (superblock of ext4, XFS, swap and others)",
     "the block at 64 KiB (superblock of btrfs)",
@@ -57,7 +57,7 @@ pub struct Identity {
     kind: IdKind,
     id: u64,
     size: u64,
-    /// `None`: it is not known.
+    /// Checksums of the fixed samples; `None`: not known.
     sums: [Option<u32>; SAMPLES],
     /// The other samples, with their sums.
     regions: Vec<(Region, Option<u32>)>,
@@ -66,20 +66,20 @@ pub struct Identity {
 /// How a drive compares with the one whose identity was stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Match {
-    /// It is the same one, and no sample of it was changed.
+    /// The same drive, with no sample changed.
     Same,
-    /// It has another id, and what can be compared is the same: a copy, or the same drive on a
-    /// system that names it otherwise.
+    /// A drive with another id, and equal in all that can be compared: a copy, or the same drive on
+    /// a system that gives it another id.
     Moved {
         /// Samples that were compared; 0: only the size was.
         compared: usize,
     },
-    /// It is the same one, and another program has written to it.
+    /// The same drive, and another program has written to it.
     Changed {
         /// What is different, in words: `the end and its size (4096 bytes then, 8192 now)`.
         what: String,
     },
-    /// It is another one.
+    /// Another drive.
     Other {
         /// What is different, in words.
         what: String,
@@ -90,12 +90,12 @@ impl Identity {
     /// Bytes of the stored form.
     pub const STORED: usize = 632;
 
-    /// The identity of `drive` as it is now, of which `id` is known.
+    /// The identity of `drive` as it is now; `id` is the drive's own id.
     ///
     /// A sample that can't be read is not known.
     ///
     /// # Errors
-    /// The drive's, if none can be read.
+    /// The drive's, if no sample can be read.
     pub fn of(drive: &dyn Drive, id: &StableId) -> Result<Self, DriveError> {
         let regions = contents::regions(drive, None).into_iter().map(|region| (region, None));
         let size = drive.size();
@@ -187,7 +187,7 @@ impl Identity {
         known.chain(others.flat_map(|(region, _)| region.pieces(self.size))).collect()
     }
 
-    /// Drops the samples of which `changed` says that we may have written to them ourselves.
+    /// Drops the samples that ztier itself may have written to, as `changed` says of their ranges.
     pub fn forget(&mut self, changed: impl Fn(Range<u64>) -> bool) {
         for (sum, range) in self.sums.iter_mut().zip(Self::samples(self.size)) {
             *sum = sum.filter(|_| !range.is_some_and(&changed));
@@ -197,8 +197,8 @@ impl Identity {
         }
     }
 
-    /// How the drive with the identity `now` compares with this one, stored earlier. A place at
-    /// which `now` has no sample, because it was not made [`alike`](Self::alike), does not count.
+    /// How the drive with the identity `now` compares with this one, stored earlier. Places where
+    /// `now` has no sample, because it was not made [`alike`](Self::alike), do not count.
     pub fn compare(&self, now: &Self) -> Match {
         let (mut different, mut compared) = (Vec::new(), 0);
         if self.size == now.size {
@@ -253,7 +253,7 @@ impl Identity {
         out
     }
 
-    /// Reads the stored form; `None` for what is damaged or of another version.
+    /// Reads the stored form; `None` if it is damaged or of another version.
     pub fn decode(stored: &[u8; Self::STORED]) -> Option<Self> {
         let u32_at = |at: usize| stored[at..at + 4].try_into().ok().map(u32::from_le_bytes);
         let u64_at = |at: usize| stored[at..at + 8].try_into().ok().map(u64::from_le_bytes);
@@ -386,7 +386,7 @@ mod tests {
         assert_eq!(before.compare(&now), Match::Same);
         before.forget(|_| true);
         assert_eq!(before.compare(&now), Match::Same);
-        // Nothing but the size speaks for it.
+        // Only the size was compared.
         assert_eq!(before.compare(&drive.identity("b")), Match::Moved { compared: 0 });
         assert!(before.ranges().is_empty() && !before.is_whole());
     }
@@ -416,7 +416,7 @@ mod tests {
         let drive = with_file_systems(&starts);
         let before = drive.identity("a");
         for at in starts {
-            // Its mount count, and something that no superblock is near.
+            // Its mount count, and a byte far from any superblock.
             for (byte, changes) in [(at + 1076, true), (at + 20_000, false)] {
                 drive.0.lock()[byte] ^= 1;
                 let now = before.alike(&drive, &StableId::given("a")).unwrap();

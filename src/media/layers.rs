@@ -7,8 +7,8 @@
 //!
 //! Invariants: this module writes nothing and claims nothing. Each layer has the range of bytes
 //! that the drive can reach. Below a stacked device (`slaves`) that is all of each member, marked
-//! `shared`, because sibling devices use other parts of it. Only file systems are asked that the
-//! drive itself needs, and local ones: a dead file server cannot stop the search.
+//! `shared`, because sibling devices use other parts of it. The search asks only local file systems
+//! and those that the drive itself needs, so a dead file server cannot stop it.
 
 use super::loops::LoopInfo;
 use super::mounts::{MountEntry, mount_of, mounts};
@@ -181,7 +181,7 @@ impl Tree<'_> {
         }
     }
 
-    /// The backing file of the loop device of a directory.
+    /// The backing file of the loop device whose directory in `/sys` is `disk`.
     fn shown_by(&self, disk: &Path) -> Option<Shown> {
         let name = sysfs::loop_file(disk)?;
         let asked = (self.sys == Path::new(SYS)).then(|| ask(disk)).flatten();
@@ -224,7 +224,7 @@ impl Tree<'_> {
     }
 }
 
-/// Whether the file of a name may be this layer, and can be asked for without waiting for a server.
+/// Whether `file` may be this layer, and can be looked at without waiting for a server.
 fn may_be(mounts: &[MountEntry], file: &Path, layer: &Layer) -> bool {
     if file == layer.name {
         return true;
@@ -239,7 +239,7 @@ fn may_be(mounts: &[MountEntry], file: &Path, layer: &Layer) -> bool {
     }
 }
 
-/// The answer of the loop device of a directory.
+/// The status of the loop device whose directory in `/sys` is `disk`.
 fn ask(disk: &Path) -> Option<LoopInfo> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let node = rustix::fs::open(node_of(disk), flags, Mode::empty()).ok()?;
@@ -439,7 +439,7 @@ mod tests {
         assert_eq!(elsewhere(&file), None);
         let first = fake.show(0, &path, 0, 8 * MIB);
         assert_eq!(elsewhere(&file), Some((first, "loop0".into())));
-        // It is its own layer.
+        // The loop device is among its own layers.
         assert_eq!(elsewhere(&tree.device(first)), None);
         let second = fake.show(1, &path, 8 * MIB, 8 * MIB);
         assert_eq!(elsewhere(&tree.device(first)), None, "it shows other bytes");

@@ -17,7 +17,7 @@ pub struct LoopInfo {
     rdevice: u64,
     /// Where in the file the device begins, in bytes.
     pub offset: u64,
-    /// The most bytes that it shows; 0: all that there are.
+    /// The most bytes of the file that the device shows; 0: no limit.
     pub size_limit: u64,
     number: u32,
     encrypt_type: u32,

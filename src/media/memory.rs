@@ -6,8 +6,8 @@
 //!
 //! Invariants:
 //! - a name stands for one file for as long as the volume lives;
-//! - a set that was taken over makes no files: one that is missing, or not of the size that is
-//!   asked for, is another version's.
+//! - a set that was taken over makes no files: if one is missing, or has not the size that is asked
+//!   for, the set is another version's.
 
 use super::{Arena, PAGE};
 use crate::error::{Context, Error, Result};
@@ -37,13 +37,14 @@ enum Origin {
     Plain,
     /// A file system in memory that is never swapped out, and mounted nowhere.
     Resident(OwnedFd),
-    /// They are all there.
+    /// Another process made all of them.
     Inherited,
 }
 
 impl Memory {
-    /// An empty set of files that never leave RAM, also while no process maps them, where the
-    /// machine has such (`tmpfs` with `noswap`: Linux 6.4, `CAP_SYS_ADMIN`); else of plain ones.
+    /// An empty set of files that never leave RAM, even while no process maps them, where the
+    /// machine has such files (`tmpfs` with `noswap`: Linux 6.4, `CAP_SYS_ADMIN`); otherwise of
+    /// plain ones.
     pub fn resident() -> Self {
         let origin = resident_tmpfs().map_or(Origin::Plain, Origin::Resident);
         Self { origin, ..Self::default() }
@@ -60,16 +61,16 @@ impl Memory {
         matches!(self.origin, Origin::Inherited)
     }
 
-    /// Whether files stay in RAM also while no process maps them.
+    /// Whether files stay in RAM even while no process maps them.
     pub fn is_resident(&self) -> bool {
         matches!(self.origin, Origin::Resident(_))
     }
 
-    /// The file `name`, of `len` bytes (rounded up to pages), mapped. Made if the set is new; it
-    /// takes address space then, but no memory yet.
+    /// The file `name` of `len` bytes (rounded up to pages), mapped. A new set makes the file,
+    /// which takes address space, but no memory yet.
     ///
     /// # Errors
-    /// The system's, or that what was taken over has no such file.
+    /// The system's, or a set that was taken over has no such file.
     ///
     /// # Panics
     /// When a set that is new is asked for the same name twice.
@@ -90,7 +91,7 @@ impl Memory {
         Arena::over(file, name, len)
     }
 
-    /// All files that there are, by name.
+    /// All files of the set, by name.
     pub fn files(&self) -> Vec<(String, Arc<OwnedFd>)> {
         self.files.lock().clone()
     }
@@ -154,8 +155,8 @@ fn strange(why: String) -> Error {
         .hint(remedy::KEPT_ELSEWHERE)
 }
 
-/// The root of a file system in memory that nothing but this descriptor refers to, and whose pages
-/// are never swapped out. It has no limits of its own: budgets are kept above.
+/// The root of a file system in memory to which only this descriptor refers, and whose pages are
+/// never swapped out. It has no limits of its own: callers keep budgets.
 fn resident_tmpfs() -> rustix::io::Result<OwnedFd> {
     let config = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_flag(&config, "noswap")?;

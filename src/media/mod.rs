@@ -1,7 +1,7 @@
 //! The only seam to the machine's memory and its drives.
 //!
-//! What is kept here outlives pointers: it is named by offsets into memory files, so that another
-//! process can map it again.
+//! Stored references are offsets into memory files, not pointers, so that another process can map
+//! the files again.
 
 mod arena;
 pub mod budget;

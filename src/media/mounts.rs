@@ -1,5 +1,5 @@
-//! What is mounted, and what the kernel swaps to: `/proc/self/mountinfo` and `/proc/swaps`, as the
-//! kernel writes them.
+//! The mounts and the swap areas: `/proc/self/mountinfo` and `/proc/swaps`, as the kernel writes
+//! them.
 //!
 //! Invariant: nothing here touches a mounted file system, so that nothing hangs on a dead server.
 
@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-/// What our FUSE mounts name as their source, in the mount table and in `df`.
+/// The source of our FUSE mounts, in the mount table and in `df`.
 pub const SOURCE: &str = "ztier";
 
 /// File systems on local drives or in memory: no server has to answer.
@@ -19,13 +19,13 @@ const LOCAL: [&str; 17] = [
 /// One line of a mountinfo file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
-    /// Device number of what is mounted.
+    /// Device number of the mounted file system.
     pub device: (u32, u32),
-    /// Where.
+    /// The mount point.
     pub point: PathBuf,
     /// File system type, with the subtype of FUSE (`fuse.sshfs`).
     pub kind: String,
-    /// What is mounted: a device path, or any text.
+    /// The source: a device path, or any text.
     pub source: PathBuf,
 }
 
@@ -56,8 +56,8 @@ impl MountEntry {
     }
 }
 
-/// All mounts that this process sees, in the order in which they were made; empty if the kernel
-/// does not say.
+/// All mounts that this process sees, in the order in which they were made; empty if they cannot be
+/// read.
 pub fn mounts() -> Vec<MountEntry> {
     mounts_in(Path::new("/proc/self/mountinfo"))
 }
@@ -72,7 +72,7 @@ pub fn mounts_in(file: &Path) -> Vec<MountEntry> {
 /// Which of these mounts a path without links leads to, by its name alone.
 pub(super) fn mount_of<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<&'a MountEntry> {
     let above = mounts.iter().filter(|m| path.starts_with(&m.point));
-    // Of several at one place the last one is seen.
+    // Of several mounts at one point, only the last one is visible.
     above.max_by_key(|m| m.point.components().count())
 }
 

@@ -1,16 +1,17 @@
 //! Pieces of memory of one size, taken and given back one by one.
 //!
-//! Memory of a file, because only that can be given back page by page while it is locked.
+//! The pieces lie in a memory file, because only such memory can be given back page by page while
+//! it is locked.
 //!
-//! Invariants: a frame is the only way to its bytes, as a `Box` is; what is given back has no
-//! memory behind it until it is taken again.
+//! Invariants: a frame is the only access to its bytes, like a `Box`; a place without a frame has
+//! no memory behind it.
 
 use super::{Arena, Memory, PAGE};
 use crate::error::Result;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// All pieces.
+/// All frames of one size.
 #[derive(Debug)]
 pub struct Pool(Arc<Home>);
 
@@ -24,7 +25,7 @@ struct Home {
 #[derive(Debug)]
 struct Free {
     places: Vec<u32>,
-    /// Places from here on were never used.
+    /// Places from this number on were never used.
     fresh: u32,
     count: u32,
 }
@@ -38,7 +39,8 @@ impl Pool {
         let arena = Memory::default().arena(name, count.max(1) as usize * frame)?;
         // Frames may be shorter than their places, and not all are taken.
         arena.refuse_huge_pages();
-        // Room for all, which costs no memory until it is used: the list never has to grow.
+        // Room for all places, so that the list never grows. The room costs no memory until it is
+        // used.
         let places = Vec::with_capacity(count as usize);
         let free = Mutex::new(Free { places, fresh: 0, count });
         Ok(Self(Arc::new(Home { arena, frame, free })))
@@ -65,13 +67,13 @@ impl Pool {
             }
         };
         let at = place as usize * self.0.frame;
-        // From here on it goes back by being dropped.
+        // From here on, dropping the frame gives its place back.
         let frame = Frame { home: Arc::clone(&self.0), start: self.0.arena.at(at), len, place };
         self.0.arena.populate(at, len).is_ok().then_some(frame)
     }
 }
 
-/// A piece of memory.
+/// A piece of memory; dropping it gives the memory back.
 #[derive(Debug)]
 pub struct Frame {
     home: Arc<Home>,
@@ -86,7 +88,7 @@ unsafe impl Send for Frame {}
 unsafe impl Sync for Frame {}
 
 impl Frame {
-    /// What is in it.
+    /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: inside the arena (`len` is at most a frame, and `at` has checked its begin),
         // which `home` keeps mapped; memory of a file is always initialised. No other frame has
@@ -95,7 +97,7 @@ impl Frame {
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
-    /// The same, to be changed.
+    /// Its bytes, mutable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above; the borrow of `self` is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }

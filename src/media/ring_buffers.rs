@@ -1,28 +1,28 @@
 //! The ring buffer pool: a memory file that is lent piece by piece, as buffers.
 //!
 //! Invariants:
-//! - each piece lies behind the one that was lent before, or at the begin; they are taken back in
+//! - each piece lies behind the one that was lent before, or at the start; pieces are taken back in
 //!   the order in which they were lent;
 //! - a place is lent again only when it was taken back *and* its [`Buffer`] is gone;
-//! - what was not taken back stays as it is when its buffer is gone, so that another process can
-//!   read it after the end of this one.
+//! - a piece that was not taken back keeps its content when its buffer is gone, so that another
+//!   process can read it after the end of this one.
 
 use super::{ALIGN, Arena, Buffer};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The ring.
+/// A ring of buffers in one memory file.
 #[derive(Debug)]
 pub struct RingBuffers {
     arena: Arc<Arena>,
-    /// Nothing is lent from here on.
+    /// Nothing is lent from this offset on.
     most: usize,
-    /// What was lent and may be in use, oldest first.
+    /// Lent pieces that may be in use, oldest first.
     pieces: VecDeque<Piece>,
-    /// How many of them, the newest, were not taken back.
+    /// How many of the pieces, the newest ones, were not taken back.
     kept: usize,
-    /// Where the newest ends.
+    /// Where the newest piece ends.
     head: usize,
 }
 
@@ -33,13 +33,13 @@ struct Piece {
     lease: Arc<Lease>,
 }
 
-/// Keeps the memory where it is.
+/// Keeps the memory mapped.
 #[derive(Debug)]
 struct Lease {
     _arena: Arc<Arena>,
 }
 
-/// What a buffer has of it.
+/// The memory of a lent buffer.
 #[derive(Debug)]
 pub(super) struct Lent {
     start: *mut u8,
@@ -71,8 +71,8 @@ impl Lent {
 }
 
 impl RingBuffers {
-    /// A ring over a memory file, in which `kept` is what another process had lent and not taken
-    /// back, oldest first. `None` if that cannot be.
+    /// A ring over a memory file. `kept` are the pieces that another process had lent and not taken
+    /// back, oldest first. `None` if no process can have lent them.
     pub fn new(arena: Arena, kept: &[Range<usize>]) -> Option<Self> {
         let (most, arena) = (arena.len(), Arc::new(arena));
         let mut ring = Self { arena, most, pieces: VecDeque::new(), kept: 0, head: 0 };
@@ -93,7 +93,7 @@ impl RingBuffers {
         self.most = most.min(self.arena.len());
     }
 
-    /// Lends `len` bytes, and says where they are; `None` while there is no room.
+    /// Lends `len` bytes; returns their offset and buffer. `None` while there is no room.
     pub fn lend(&mut self, len: usize) -> Option<(usize, Buffer)> {
         let len = len.next_multiple_of(ALIGN);
         self.reclaim();
@@ -124,7 +124,7 @@ impl RingBuffers {
         (len <= tail).then_some(0)
     }
 
-    /// Forgets what was taken back and is not used any more.
+    /// Forgets pieces that were taken back and whose buffers are gone.
     fn reclaim(&mut self) {
         while self.pieces.len() > self.kept
             && self.pieces.front_mut().is_some_and(|piece| Arc::get_mut(&mut piece.lease).is_some())
@@ -133,7 +133,8 @@ impl RingBuffers {
         }
     }
 
-    /// The buffer that was lent last keeps its first `len` bytes; the next one begins behind them.
+    /// Keeps only the first `len` bytes of the buffer that was lent last; the next piece begins
+    /// behind them.
     pub fn settle(&mut self, buffer: &mut Buffer, len: usize) {
         let len = len.next_multiple_of(ALIGN);
         let Some(last) = self.pieces.back().filter(|_| self.kept > 0) else { return };
@@ -149,7 +150,7 @@ impl RingBuffers {
         self.kept = self.kept.saturating_sub(1);
     }
 
-    /// Takes the newest piece back, whose buffer is gone.
+    /// Takes back the newest piece, whose buffer is gone.
     pub fn take_back_newest(&mut self) {
         let gone = self.pieces.back_mut().is_some_and(|p| Arc::get_mut(&mut p.lease).is_some());
         if self.kept > 0
@@ -161,7 +162,7 @@ impl RingBuffers {
         }
     }
 
-    /// Bytes of the memory file whose piece, the `i`-th of those that were not taken back, has no
+    /// The range `bytes` of the `i`-th piece that was not taken back; `None` while the piece has a
     /// buffer.
     pub fn left(&mut self, i: usize, bytes: Range<usize>) -> Option<&[u8]> {
         let first = self.pieces.len() - self.kept;
@@ -183,7 +184,7 @@ impl RingBuffers {
         Some(unsafe { std::slice::from_raw_parts(self.arena.at(from), to - from) })
     }
 
-    /// Gives memory back beyond the first `bytes`, if nothing is lent.
+    /// Gives the memory beyond the first `bytes` bytes back to the machine, if nothing is lent.
     pub fn rest(&mut self, bytes: usize) {
         self.reclaim();
         if self.pieces.is_empty() {

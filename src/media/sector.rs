@@ -1,9 +1,10 @@
 //! The logical sector of a block device: the unit of its partition tables, and the least that a
 //! user of it can read or write.
 //!
-//! Content made for one sector is often unusable with the other: a partition table is looked for at
-//! the second sector and counts in sectors; a file system refuses blocks that are smaller than one.
-//! A device with sectors of 512 bytes takes all other content, but its users write parts of blocks.
+//! Content made for one sector is often unusable with the other: a partition table is expected in
+//! the second sector and counts in sectors; a file system refuses blocks that are smaller than a
+//! sector. A device with sectors of 512 bytes takes all other content, but its users write parts of
+//! blocks.
 
 use super::contents::{be4, is_gpt, is_known, le4, le8, mbr_entries};
 use serde::{Deserialize, Serialize};
@@ -34,7 +35,7 @@ impl Sector {
         }
     }
 
-    /// The one for a drive whose least request is of so many bytes.
+    /// The sector for a drive whose smallest request has `bytes` bytes.
     pub(super) fn of_requests(bytes: u32) -> Self {
         if bytes < Self::Block.bytes() { Self::Small } else { Self::Block }
     }
@@ -64,7 +65,7 @@ impl From<Sector> for u32 {
     }
 }
 
-/// What tells the sector of a drive: the content, in words.
+/// Content that tells the sector of a drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Made {
     /// The sector that the content was made for.
@@ -78,8 +79,9 @@ impl Made {
         Self { sector, content }
     }
 
-    /// What the content of a drive of `size` bytes was made for, whose bytes `read` gives; `None`
-    /// of a drive without known content, and of content that does not depend on the sector.
+    /// The sector for which the content of a drive of `size` bytes was made; `read` returns bytes
+    /// of the drive. `None` without known content, and for content that does not depend on the
+    /// sector.
     pub fn of(size: u64, read: &mut dyn FnMut(Range<u64>) -> Option<Vec<u8>>) -> Option<Self> {
         let head = read(0..size.min(HEAD))?;
         let iso = |read: &mut dyn FnMut(Range<u64>) -> Option<Vec<u8>>| {
@@ -104,7 +106,7 @@ fn gpt(head: &[u8]) -> Option<Made> {
     Some(Made::new("GPT", sector))
 }
 
-/// A file system that says its sector, or whose blocks are smaller than a block of ours.
+/// A file system that states its sector, or whose blocks are smaller than a block of ztier.
 fn file_system(head: &[u8]) -> Option<Made> {
     let at = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
     let log = |shift: u32| Sector::of_requests(1_u32.checked_shl(shift).unwrap_or(u32::MAX));
@@ -127,7 +129,7 @@ fn file_system(head: &[u8]) -> Option<Made> {
     small_ext.then(|| Made::new("ext with small blocks", Sector::Small))
 }
 
-/// Content in which anything may be: the sector that takes all of it.
+/// A container of any content: gets the sector that takes all of it.
 fn container(head: &[u8]) -> Option<Made> {
     let content = if head.starts_with(b"LUKS\xba\xbe") {
         "LUKS"
@@ -141,8 +143,8 @@ fn container(head: &[u8]) -> Option<Made> {
     Some(Made::new(content, Sector::Small))
 }
 
-/// An MBR, which counts in sectors and does not say of how many bytes: that of which known content
-/// is in one of the partitions, else 512.
+/// An MBR, which counts in sectors but does not state their size: the size with which a partition
+/// has known content, else 512.
 fn mbr(
     head: &[u8],
     size: u64,

@@ -1,14 +1,15 @@
-//! Which known content is on a drive, before it is overwritten: file systems, swap, RAID, LVM,
+//! Recognizes known content on a drive before it is overwritten: file systems, swap, RAID, LVM,
 //! LUKS, partition tables.
 //!
-//! Invariants: the drive is only read; no answer is given where none is known, so that silence
-//! never counts as «empty»; it takes at most [`PATIENCE`].
+//! Invariants: the drive is only read; a probe without an answer is an error and never counts as
+//! «empty»; a probe takes at most [`PATIENCE`].
 //!
 //! `libblkid` knows more than a hundred kinds, with their versions, checksums and look-alikes, and
-//! `mkfs` and `wipefs` go by it. It is asked through its program, `blkid`, which every distribution
-//! has in its base: the bindings (`libblkid-rs`, `rsblkid`) need a C library and clang to build and
-//! link the library hard, and the probes in Rust (`am-partitions`, `libblockid`) know a dozen
-//! kinds. A crash or hang on a damaged file system stays in a process of its own that way, too.
+//! `mkfs` and `wipefs` go by it. ztier asks it through its program, `blkid`, which every
+//! distribution has in its base. The bindings (`libblkid-rs`, `rsblkid`) need a C library and clang
+//! to build and link the library hard, and the probes in Rust (`am-partitions`, `libblockid`) know
+//! a dozen kinds. With a program, a crash or hang on a damaged file system also stays in a process
+//! of its own.
 
 use super::buffer::Buffer;
 use super::drive::{ALIGN, Drive};
@@ -24,14 +25,14 @@ use std::time::{Duration, Instant};
 /// The longest that a probe may take; a disk may have to spin up.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Where the program is, if it is not in `PATH`, which often lacks these for other users than root.
+/// Where to look for the program: `PATH` often lacks these directories for users other than root.
 const PROGRAMS: [&str; 3] = ["blkid", "/usr/sbin/blkid", "/sbin/blkid"];
 
 /// The exit statuses of `blkid -p`.
 const NOTHING: i32 = 2;
 const SEVERAL: i32 = 8;
 
-/// Where all signatures are, from both ends: beyond them, nothing known begins.
+/// Bytes at each end of a drive that hold all known signatures.
 const HEAD: u64 = 4 << 20;
 const TAIL: u64 = 1 << 20;
 
@@ -58,12 +59,12 @@ impl fmt::Display for Signature {
 }
 
 impl Signature {
-    /// Looks for known content on `drive`; `None` when there is none. Content of ztier itself is
-    /// not known here.
+    /// Looks for known content on `drive`; `None` when there is none. Does not recognize content of
+    /// ztier itself.
     ///
     /// # Errors
-    /// It can't be told: the drive can't be read, or there is no `blkid` and the drive is not
-    /// empty.
+    /// The content cannot be determined: the drive cannot be read, or there is no `blkid` and the
+    /// drive is not empty.
     pub fn of(drive: &FileDrive) -> Result<Option<Self>> {
         // `blkid` does not tell a drive that can't be read from an empty one.
         let head = drive.size().min(128 << 10) as usize;
@@ -117,10 +118,10 @@ fn start(drive: &FileDrive) -> Result<Option<Child>> {
     Ok(None)
 }
 
-/// Waits for the program, and ends it when it takes too long. What it says fits into a pipe.
+/// Waits for the program, and kills it when it takes too long. Its output fits into a pipe.
 fn finish(mut child: Child) -> Result<Output> {
     if !ends(&child, PATIENCE)? {
-        // On a dead disk even this may not end it; then it is left behind.
+        // On a dead disk even a kill may not end the program; then it is left behind.
         child.kill().context("cannot end blkid")?;
         if ends(&child, Duration::from_secs(1))? {
             child.wait().context("cannot wait for blkid")?;
@@ -146,7 +147,7 @@ fn ends(child: &Child, patience: Duration) -> Result<bool> {
     }
 }
 
-/// Takes `NAME=value` lines apart. Only content counts, not a partition's entry in its table.
+/// Parses `NAME=value` lines. Only content counts, not a partition's entry in its table.
 fn parse(text: &str) -> Option<Signature> {
     let value = |name: &str| {
         text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix('=')).map(unescape)
@@ -159,12 +160,12 @@ fn parse(text: &str) -> Option<Signature> {
         let kind = format!("{table} partition table");
         return Some(Signature { kind, label: None, uuid: value("PTUUID") });
     }
-    // Content for which it has a usage and no name: rare, and still content.
+    // Content for which `blkid` has a usage and no type: rare, but still content.
     let kind = value("USAGE")?;
     Some(Signature { kind, label: value("LABEL"), uuid: value("UUID") })
 }
 
-/// Undoes the backslashes, and drops what could act on a terminal.
+/// Undoes the backslashes, and drops control characters, which could act on a terminal.
 fn unescape(value: &str) -> String {
     let mut out = String::new();
     let mut escaped = false;
@@ -179,7 +180,7 @@ fn unescape(value: &str) -> String {
     out
 }
 
-/// Whether both ends of a drive are nothing but zeros, where every signature would be.
+/// Whether both ends of a drive, where every signature would be, are zeros.
 fn ends_are_zero(drive: &FileDrive) -> Result<bool> {
     let size = drive.size();
     let mut buffer = Buffer::new(256 << 10);

@@ -1,11 +1,10 @@
-//! What a drive is called by itself, whatever name or number the system gives it today.
+//! The stable id of a drive, independent of the name or number that the system gives it today.
 //!
 //! Invariants: the same drive has the same id after a restart, on another port, and by each path to
 //! it: a loop device on a whole file has the file's id, a partition of that device the id of that
-//! part of the file. The id is read from `/sys` and from the file's own
-//! attributes, never from the drive's content, which [`super::Identity`] adds. A drive that has no
-//! such name (a virtual disk without a serial number) has the id [`IdKind::Unknown`], which says
-//! nothing.
+//! part of the file. The id is read from `/sys` and from the file's own attributes, never from the
+//! drive's content, which [`super::Identity`] adds. A drive without such an id (a virtual disk
+//! without a serial number) has the id [`IdKind::Unknown`], which says nothing.
 
 use super::file_drive::FileDrive;
 use super::layers::{Base, Layer};
@@ -18,9 +17,9 @@ use std::path::Path;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum IdKind {
-    /// Nowhere: nothing is known.
+    /// No source: nothing is known.
     Unknown = 0,
-    /// From the maker of the drive, a simulation for example.
+    /// From the code that made the drive, for example a simulation.
     Given = 1,
     /// The world-wide name or the serial number of a disk.
     Disk = 2,
@@ -69,7 +68,7 @@ impl StableId {
         self.kind
     }
 
-    /// The id in words, for people; it changes with the words, so it is not for storing.
+    /// The id in words, for messages. Not for storing: the words may change.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -108,7 +107,7 @@ impl Place {
     }
 }
 
-/// The lowest layer that is the drive and nothing else.
+/// The lowest layer whose bytes belong to this drive alone.
 fn lowest(drive: &FileDrive) -> Option<&Layer> {
     drive.layers().iter().take_while(|layer| !layer.shared).last()
 }
@@ -161,7 +160,7 @@ fn is_part(number: u64) -> bool {
 }
 
 /// Inode and birth time, which no other file shares. Without a birth time, the device number, which
-/// a restart may change, has to do. Nothing if the name leads to another file.
+/// a restart may change, takes its place. `None` if the name leads to another file.
 fn file_id(at: impl rustix::fd::AsFd, path: &Path, inode: u64) -> Option<String> {
     let want = StatxFlags::INO | StatxFlags::BTIME;
     let found = statx(at, path, AtFlags::EMPTY_PATH, want).ok().filter(|f| f.stx_ino == inode)?;

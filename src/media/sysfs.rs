@@ -1,6 +1,6 @@
-//! What the kernel says about a block device below `/sys/dev/block`.
+//! Reads the kernel's directories of block devices, below `/sys/dev/block`.
 //!
-//! Invariant: nothing here opens the device itself; what can't be read is `None`.
+//! Invariant: this module opens no device; a value that cannot be read is `None`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -76,7 +76,7 @@ pub(super) fn loop_file(dir: &Path) -> Option<PathBuf> {
     Some(PathBuf::from(text.strip_suffix('\n').unwrap_or(&text)))
 }
 
-/// What is in a directory; nothing when it can't be read.
+/// The entries of a directory; none when it cannot be read.
 pub(super) fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path())
 }

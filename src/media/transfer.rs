@@ -1,4 +1,4 @@
-//! One transfer that the kernel may do in pieces: what is allowed, and how far it came.
+//! One transfer that the kernel may do in pieces: its limits and its progress.
 //!
 //! Invariant: what is left of a transfer always begins at a multiple of [`ALIGN`], because direct
 //! I/O takes nothing else. The part of a page that a short transfer did is done again.
@@ -6,10 +6,11 @@
 use super::drive::{ALIGN, Action, DriveError};
 use rustix::io::Errno;
 
-/// How often a transfer may come back without a whole page done, before it counts as failed.
+/// How often in a row a transfer may return without a further whole page before it counts as
+/// failed.
 const STUCK_MAX: u32 = 16;
 
-/// How far a transfer came.
+/// The progress of a transfer.
 #[derive(Debug)]
 pub(super) struct Progress {
     done: u64,
@@ -18,7 +19,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Nothing of `whole` bytes, a multiple of [`ALIGN`] or less than that.
+    /// The progress of `whole` bytes, a multiple of [`ALIGN`] or less than that: nothing is done.
     pub fn new(whole: u64) -> Self {
         Self { done: 0, whole, stuck: 0 }
     }
@@ -33,10 +34,10 @@ impl Progress {
         self.whole - self.done
     }
 
-    /// The kernel has done `got` bytes more; 0 also for «try again».
+    /// Notes that the kernel has done `got` more bytes; 0 also for «try again».
     ///
     /// # Errors
-    /// `EIO` when nothing has moved for too long: a file that was cut, a broken driver.
+    /// `EIO` when nothing has moved for too long: a file that was truncated, a broken driver.
     pub fn advance(&mut self, got: u64) -> Result<(), Errno> {
         let done = match self.done + got.min(self.left()) {
             all if all == self.whole => all,
@@ -62,7 +63,7 @@ pub(super) fn check(action: Action, at: u64, len: u64, size: u64) -> Result<(), 
     Err(failed(action, at, len)(Errno::INVAL))
 }
 
-/// Makes the system's number the error of a request.
+/// Makes the error of a request from the system's number.
 pub(super) fn failed(action: Action, at: u64, len: u64) -> impl Fn(Errno) -> DriveError {
     move |errno| DriveError { action, at, len, errno: errno.raw_os_error() }
 }

@@ -23,8 +23,8 @@ pub struct Words {
 
 #[cfg(not(shuttle))]
 impl Words {
-    /// The array of `len` words `name` of a volume: zeros that use no memory yet, or what it had in
-    /// another process.
+    /// The array `name` of `len` words: zeros that take no memory yet, or the content that another
+    /// process left.
     ///
     /// # Errors
     /// See [`Memory::arena`].

@@ -4,8 +4,8 @@ use super::metric::{Group, Metric};
 use super::table::GROUPS;
 use std::fmt::Write;
 
-/// All metrics, a table a group. A name shows its labels but for `volume`, and its type: `_total`
-/// for counters; the meaning of histograms and summaries says that they are.
+/// All metrics, a table a group. A name shows its labels except for `volume`. `_total` marks
+/// counters; the meanings of histograms and summaries say what they are.
 pub fn describe() -> String {
     let mut out = String::new();
     for Group { title, metrics } in GROUPS {

@@ -1,4 +1,5 @@
-//! As much of HTTP as a scraper needs: one request a connection, of which the first line counts.
+//! The part of HTTP that a scraper needs: one request a connection, of which only the first line
+//! counts.
 //!
 //! Invariant: what is read is bounded in length and time, whatever the other side sends.
 
@@ -22,27 +23,27 @@ const PATH: &str = "/metrics";
 pub enum Asked {
     /// The metrics.
     Metrics {
-        /// Or only what comes before them.
+        /// Whether only the head of the answer is wanted.
         head: bool,
     },
-    /// Something that there is not, or that is not understood.
+    /// A request that is refused, and why.
     Refused(Refusal),
 }
 
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// It is no request.
+    /// It is not an HTTP request.
     Bad,
     /// There is nothing at that path.
     NotFound,
-    /// Nothing can be done with it but to get it.
+    /// The method is neither GET nor HEAD.
     NotAllowed,
     /// It did not come in time.
     Late,
     /// It is too long.
     Long,
-    /// Too many others are here.
+    /// Too many clients are connected.
     Busy,
     /// The volumes can't be looked at.
     Broken,
@@ -117,7 +118,7 @@ pub fn send(stream: &TcpStream, text: &str, head_alone: bool) -> io::Result<()> 
     answer(stream, &head("200 OK", kind, text.len(), ""), if head_alone { "" } else { text })
 }
 
-/// Says that there is nothing.
+/// Sends a refusal.
 pub fn refuse(stream: &TcpStream, why: Refusal) -> io::Result<()> {
     let (head, body) = refusal(why);
     answer(stream, &head, &body)
@@ -171,7 +172,8 @@ fn answer(mut stream: &TcpStream, head: &str, body: &str) -> io::Result<()> {
             }
         }
     }
-    // Closing now would take the answer back if something was not read of the question.
+    // Closing now would reset the connection, and lose the answer, if a part of the request is
+    // unread.
     stream.shutdown(Shutdown::Write)?;
     let deadline = Instant::now() + LEAVING;
     let mut rest = [0; 1024];

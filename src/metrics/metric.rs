@@ -1,7 +1,7 @@
-//! What a metric is, and how its samples are found in what a scrape saw.
+//! The definition of a metric, and how its samples come from what a scrape found.
 //!
-//! Invariant: a part of a volume that is not there has no samples, and a volume that is not up has
-//! none but those that say so.
+//! Invariant: a missing part of a volume has no samples, and a volume that is not up has only those
+//! that say so.
 
 use super::text::{Family, Number};
 use crate::control::{Role, Sample};
@@ -19,7 +19,7 @@ pub struct Scrape<'a> {
     pub took: Duration,
 }
 
-/// What kind of metric it is.
+/// The type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Only grows, until a volume's daemon begins anew.
@@ -33,7 +33,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As the format calls it.
+    /// The name in the text format.
     pub fn name(self) -> &'static str {
         match self {
             Self::Counter => "counter",
@@ -66,7 +66,7 @@ pub struct Group {
     pub metrics: &'static [Metric],
 }
 
-/// Where samples come from; the part of a volume that is not there has none.
+/// Where samples come from; a missing part of a volume has none.
 pub(super) enum Source {
     /// The exporter itself.
     Exporter(fn(&Scrape<'_>, &mut Family<'_>)),
@@ -74,7 +74,7 @@ pub(super) enum Source {
     Seen(fn(&Seen, &str, &mut Family<'_>)),
     /// A volume that is up.
     Sample(fn(&Sample, &str, &mut Family<'_>)),
-    /// The same, one number.
+    /// One number of a volume that is up.
     Number(fn(&Sample) -> Number),
     /// A volume in memory.
     Memory(fn(&Stats) -> Number),
@@ -132,13 +132,13 @@ pub(super) const fn gauge(name: &'static str, help: &'static str, source: Source
 }
 
 impl Metric {
-    /// The same with labels.
+    /// The same metric with labels.
     pub(super) const fn by(self, labels: &'static [&'static str]) -> Self {
         let Self { name, kind, help, source, .. } = self;
         Self { name, kind, help, labels, source }
     }
 
-    /// The same of another kind.
+    /// The same metric with another type.
     pub(super) const fn of_kind(self, kind: Kind) -> Self {
         let Self { name, help, labels, source, .. } = self;
         Self { name, kind, help, labels, source }

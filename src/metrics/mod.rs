@@ -1,9 +1,9 @@
-//! Metrics of all volumes in Prometheus' text format: one table says what there is, everything else
-//! (the text, `docs/metrics.md`, the tests of the dashboard) goes by it.
+//! Metrics of all volumes in Prometheus' text format: one table defines them, and everything else
+//! (the text, `docs/metrics.md`, the tests of the dashboard) follows it.
 //!
-//! Invariants: a scrape asks every daemon once and waits for none longer than [`PATIENCE`]; one
-//! that does not answer is shown as down and takes nothing else with it. No daemon serves metrics:
-//! a scrape takes memory, which one that carries swap must not.
+//! Invariants: a scrape asks every daemon once and waits for none longer than [`PATIENCE`]; a
+//! daemon that does not answer is shown as down and affects no other volume. No daemon serves
+//! metrics: a scrape takes memory, which a daemon that carries swap must not.
 
 mod describe;
 mod http;
@@ -24,6 +24,6 @@ use std::time::Duration;
 /// How long a scrape waits for all daemons together.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Buckets of the histograms end one nanosecond below these powers of two, where the finer buckets
-/// of the daemons do: from 1 µs to 17 s; those of waits below every second one.
+/// Buckets of the histograms end one nanosecond below these powers of two, as some of the daemons'
+/// finer buckets do: from 1 µs to 17 s. Those of waits use every second power.
 const BUCKETS: std::ops::RangeInclusive<u32> = 10..=34;

@@ -1,8 +1,8 @@
 //! The exporter: a listening socket, one scrape at a time, few connections.
 //!
-//! Invariants: a client that says nothing, or takes no answer, gives its place to the next; one
-//! survey serves all scrapes, so that a daemon that hangs has one question of ours, however many
-//! scrapes come, and is waited for once.
+//! Invariants: a client that sends nothing, or takes no answer, gives its place to the next; one
+//! survey serves all scrapes, so that a daemon that hangs has one open question from us, however
+//! many scrapes come, and is waited for once.
 
 use super::http::{self, Asked, Refusal};
 use super::metric::Scrape;
@@ -18,9 +18,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How many have a place at once; more are sent away while none of these is silent.
+/// Most clients at once; more are sent away while none of these is silent.
 const MOST_CLIENTS: usize = 8;
-/// How long to wait when the system has no descriptor for one more.
+/// The pause when the system has no descriptor for another client.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A socket that serves metrics.
@@ -33,7 +33,7 @@ impl Server {
     /// Listens on `address`.
     ///
     /// # Errors
-    /// When it is taken, or not one of this machine.
+    /// The address is taken, or not one of this machine.
     pub fn bind(address: SocketAddr, paths: Paths) -> Result<Self> {
         let listener = TcpListener::bind(address)
             .context(format!("cannot listen on {address}"))
@@ -54,7 +54,7 @@ impl Server {
         let places = Places::new(MOST_CLIENTS);
         loop {
             let Ok((stream, _)) = self.listener.accept() else {
-                // Without descriptors it would fail again at once.
+                // Without descriptors, accept would fail again at once.
                 if !places.give_up_one() {
                     thread::sleep(PAUSE);
                 }
@@ -74,7 +74,7 @@ impl Server {
     }
 }
 
-/// Whether there is a place, once those that are silent have given theirs up.
+/// Whether there is a place, after silent clients have given up theirs.
 fn room(places: &Places<TcpStream>) -> bool {
     let until = Instant::now() + 2 * GRACE;
     while !places.make_room() {

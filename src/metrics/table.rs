@@ -250,7 +250,7 @@ const REQUESTS: &[Metric] = &[
         Source::Sample(|sample, volume, f| {
             for (operation, spent) in sample.latencies.kinds() {
                 let labels = [("volume", volume), ("operation", operation)];
-                // Most do not wait; how long the others do is asked for by its order of magnitude.
+                // Most requests do not wait; for the other waits, the order of magnitude is enough.
                 f.histogram(&labels, &spent.waiting, 2);
             }
         }),

@@ -11,7 +11,7 @@ use crate::stats::Distribution;
 use std::fmt::Write;
 use std::sync::LazyLock;
 
-/// Bytes that a volume usually has in the text, at most.
+/// Usual size of a volume's part of the text, at most, in bytes.
 const USUAL: usize = 40 << 10;
 
 /// The largest values of buckets, in nanoseconds, and their labels, in seconds.
@@ -25,7 +25,7 @@ fn below_or_at(bound: &str) -> String {
     format!("le=\"{bound}\"}} ")
 }
 
-/// Everything of a scrape.
+/// The whole text of a scrape.
 pub fn text(scrape: &Scrape<'_>) -> String {
     let mut out =
         Writer { text: String::with_capacity(USUAL * (1 + scrape.volumes.len())), start: 0 };
@@ -42,7 +42,7 @@ pub enum Number {
     Whole(u64),
     /// Seconds and ratios.
     Real(f64),
-    /// There is none.
+    /// No value: the sample is left out.
     Absent,
 }
 
@@ -124,7 +124,7 @@ impl Family<'_> {
         };
     }
 
-    /// A name and its labels. Returns what comes before one more.
+    /// Writes a name and its labels. Returns the character before one more label.
     fn head(&mut self, suffix: &str, labels: &[(&str, &str)]) -> char {
         self.text.push_str(self.name);
         self.text.push_str(suffix);
@@ -140,7 +140,7 @@ impl Family<'_> {
         open
     }
 
-    /// A histogram: cumulative buckets, sum and count. Of the bounds every `step`-th.
+    /// A histogram: cumulative buckets, sum and count. It uses every `step`-th bound.
     pub fn histogram(&mut self, labels: &[(&str, &str)], of: &Distribution, step: usize) {
         // Most lines are buckets, which differ in the last label alone.
         let begin = self.text.len();
@@ -184,8 +184,9 @@ impl Family<'_> {
     }
 }
 
-/// Appends text with what the format wants escaped: in the value of a label also quotes. A line
-/// break has a form in the format; what else steers a terminal is written out, like `\u{1b}`.
+/// Appends `text` with the escapes of the format, in the value of a label also of `quotes`. The
+/// format has an escape for a line break; other characters that steer a terminal are written out,
+/// like `\u{1b}`.
 fn escape(to: &mut String, text: &str, quotes: bool) {
     let mut rest = text;
     while let Some((at, c)) =
@@ -242,7 +243,7 @@ mod tests {
             lines[25..],
             ["x_bucket{a=\"b\",le=\"+Inf\"} 10", "x_sum{a=\"b\"} 1.5", "x_count{a=\"b\"} 10"]
         );
-        // Wider buckets are some of the same, from the first to the last.
+        // Wider buckets are a part of the finer ones, from the first to the last.
         let text = family(|f| f.histogram(&[("a", "b")], &of, 2));
         let wide: Vec<&str> = text.lines().collect();
         assert_eq!(wide[..13], lines[..25].iter().step_by(2).copied().collect::<Vec<_>>());

@@ -1,17 +1,18 @@
-//! Going down into the slots of a spill device, and coming up again: which segments, when, and
-//! which thread waits for it.
+//! Spilling segments to the slots of a spill device and promoting blocks from there: which
+//! segments, when, and which thread waits for it.
 //!
-//! A clock's hand goes over the segments in memory by their age. What it comes to goes down, unless
-//! half of it was read since the hand was there before; what was read of the others is appended
-//! anew. Where that turns out to be wrong again and again (`refaults.rs`), what it comes to is by
-//! chance. A record that is read a second time in its slot comes back, if there is room.
+//! A clock's hand goes over the segments in memory by their age. A segment that the hand comes to
+//! is spilled, unless half of it was read since the hand was there before; the hot records of a
+//! spilled segment are appended anew. When such choices prove wrong again and again
+//! (`refaults.rs`), segments are chosen by chance. A record that is read a second time in its slot
+//! is promoted, if there is room.
 //!
-//! A thread of the volume's own keeps a reserve of free memory ([`Ram::keep_reserve`]), so that a
-//! writer finds room; one that finds none takes a segment down itself, or is refused. That thread
-//! alone also has what goes down recompressed, while there is time for it (`recompress.rs`).
-//! Nothing here allocates memory: what is needed was there when the volume came up.
+//! A thread of the volume's own keeps a reserve of free memory ([`Ram::keep_reserve`]), so that
+//! writers find room. A writer that finds none spills a segment itself, or is refused. Only that
+//! thread also recompresses segments before it spills them, while there is time (`recompress.rs`).
+//! Nothing here allocates memory: everything needed was allocated when the volume came up.
 //!
-//! Invariant: while the device is waited for, no lock of the store's is held and no epoch pinned.
+//! Invariant: a thread that waits for the device holds no lock of the store and pins no epoch.
 
 use super::engine::Ram;
 use super::policy::{self, CHILL, Candidate};
@@ -33,29 +34,29 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 pub enum Unread {
     /// Its record is not what was written.
     Damaged(u64),
-    /// The spill device failed to give it.
+    /// The spill device failed to read it.
     Drive(u64),
 }
 
-/// A home below memory, and what is known of the way there.
+/// The spill device, and the state of spilling.
 pub(super) struct Lower {
     pub(super) spill: Spill,
     clock: Mutex<Clock>,
-    /// Bytes of a slot that is emptied; also, one does that at a time.
+    /// Holds the bytes of a slot that is being emptied; its lock also serializes that work.
     slot: Mutex<Buffer>,
-    /// Live bytes in slots, as of a while ago.
+    /// Live bytes in slots, as of the last look.
     live: AtomicU64,
     promoted: AtomicU64,
 }
 
-/// What the hand came to last.
+/// The state of the clock's hand, and the candidates that it came to last.
 struct Clock {
     hand: u64,
     refaults: RefaultTracker,
-    /// Another one for each choice by chance.
+    /// Changes with each choice by chance.
     seed: u64,
     candidates: [Candidate; CHILL],
-    /// Of those, the ones that may go; the last first.
+    /// How many of the candidates may still be spilled; the last goes first.
     left: usize,
 }
 
@@ -82,7 +83,7 @@ impl Lower {
         }
     }
 
-    /// Live bytes in slots, as of a while ago.
+    /// Live bytes in slots, as of the last look.
     pub(super) fn live(&self) -> u64 {
         self.live.load(Ordering::Relaxed)
     }
@@ -93,17 +94,17 @@ impl Lower {
 }
 
 impl Ram {
-    /// What was asked of the spill device, if there is one.
+    /// Counters of the spill device, if there is one.
     pub fn spill_counts(&self) -> Option<SpillCounts> {
         self.lower().map(|lower| lower.spill.counts())
     }
 
-    /// What has failed on the spill device.
+    /// The failures of the spill device.
     pub fn spill_failures(&self) -> Option<&Failures> {
         self.lower().and_then(|lower| lower.spill.failures())
     }
 
-    /// Whether the spill device failed to take what it was given last.
+    /// Whether the last write to the spill device failed.
     pub fn spill_failed(&self) -> bool {
         self.lower().is_some_and(|lower| lower.spill.has_failed())
     }
@@ -113,22 +114,22 @@ impl Ram {
         self.lower().and_then(|lower| lower.spill.allowed())
     }
 
-    /// Takes the label off the device: what is in its slots is worth nothing any more.
+    /// Zeroes the label of the device: the content of its slots is worthless from now on.
     pub fn disown(&self) {
         if let Some(lower) = self.lower() {
             lower.spill.disown();
         }
     }
 
-    /// Blocks that came back because they were read again.
+    /// Blocks that were promoted from slots because they were read again.
     pub fn promoted(&self) -> u64 {
         self.lower().map_or(0, |lower| lower.promoted.load(Ordering::Relaxed))
     }
 
-    /// Reads one block as of some moment during the call. Returns which version that was.
+    /// Reads one block as of some moment during the call. Returns its version.
     ///
     /// # Errors
-    /// [`Unread`]; then `out` holds nothing of use.
+    /// [`Unread`]; then the content of `out` is undefined.
     pub fn read(
         &self,
         session: &mut Session,
@@ -149,7 +150,7 @@ impl Ram {
     /// Reads consecutive blocks, each as of some moment during the call.
     ///
     /// # Errors
-    /// [`Unread`] at the first one that can't be read; the rest is not.
+    /// [`Unread`] at the first block that cannot be read; later blocks are not read.
     pub fn read_run(
         &self,
         session: &mut Session,
@@ -166,7 +167,8 @@ impl Ram {
         Ok(())
     }
 
-    /// Brings what a read from `first` on stopped at, if that can be; says how far it had come.
+    /// Brings the record at which a read from `first` on stopped; returns how many blocks were
+    /// read.
     fn go_on(&self, first: u64, stopped: Stopped) -> Result<usize, Unread> {
         let Stopped { done, why } = stopped;
         let block = first + done as u64;
@@ -183,12 +185,12 @@ impl Ram {
             let read = |window: &mut [u8]| lower.spill.read(below.slot, below.from, window).is_ok();
             self.store().bring(below, read)
         };
-        // What fails may be what would have been read along.
+        // The failed bytes may be the neighbours that were to be read along.
         bring(below) || below.alone().is_some_and(|alone| bring(&alone))
     }
 
-    /// Appends those of the blocks anew that were read from a slot or a cluster not for the first
-    /// time, if that takes no room that writers need.
+    /// Appends anew the blocks that were read again from a slot or a cluster, if that takes no room
+    /// that writers need.
     fn promote(&self, session: &mut Session, first: u64, blocks: &[[u8; BLOCK_SIZE]]) {
         while let Some(ReadAgain { block, version, below }) = session.read_again() {
             let at = block.checked_sub(first).and_then(|at| blocks.get(at as usize));
@@ -213,8 +215,8 @@ impl Ram {
         }
     }
 
-    /// Takes the coldest segment down, and waits for the device to have it. `false` when none can
-    /// go down now.
+    /// Spills the coldest segment, and waits for the device to have it. `false` when none can be
+    /// spilled now.
     pub(super) fn demote_one(&self, session: &Session, who: Taker) -> bool {
         let Some(lower) = self.lower().filter(|lower| lower.spill.takes()) else { return false };
         let store = self.store();
@@ -225,8 +227,7 @@ impl Ram {
         self.take_down(lower, session, victim, who)
     }
 
-    /// Takes a segment down that is claimed, and waits for the device to have it. `false` when that
-    /// can't be.
+    /// Spills a claimed segment, and waits for the device to have it. `false` when that fails.
     pub(super) fn take_down(
         &self,
         lower: &Lower,
@@ -250,7 +251,7 @@ impl Ram {
         }
     }
 
-    /// The segment that is to go down next, claimed.
+    /// The segment to spill next, claimed.
     pub(super) fn coldest(&self, lower: &Lower, session: &Session) -> Option<Sealed> {
         let mut clock = lower.clock.lock();
         for _ in 0..2 {
@@ -268,8 +269,8 @@ impl Ram {
         None
     }
 
-    /// Empties the slot with the most garbage, if it has at least one part in `worth_part` of that.
-    /// `false` when none has, or there is no room for what is live in it.
+    /// Empties the slot with the most garbage, if that is at least one part in `worth_part` of a
+    /// segment. `false` when it is less, or there is no room for the slot's live records.
     pub(super) fn compact_one(&self, session: &Session, who: Taker, worth_part: u32) -> bool {
         let Some(lower) = self.lower() else { return false };
         let store = self.store();
@@ -290,7 +291,7 @@ impl Ram {
         let Some((victim, slot)) = claimed else { return true };
         let len = (victim.end as usize).next_multiple_of(ALIGN);
         if lower.spill.read(slot, 0, &mut buffer[..len]).is_err() {
-            // Only a reader of what is in it has to be told.
+            // Only a reader of its blocks has to be told.
             store.segments().quarantine(victim.segment);
             store.segments().unclaim(victim.segment);
             return false;
@@ -298,7 +299,7 @@ impl Ram {
         match store.take_up(session, victim, &buffer, who) {
             Cleaned::Emptied => true,
             Cleaned::NoRoom => false,
-            // Its slot is free when all in it was written anew.
+            // Its slot is free when everything in it was written anew.
             Cleaned::Damaged => {
                 store.segments().unclaim(victim.segment);
                 false
@@ -306,7 +307,7 @@ impl Ram {
         }
     }
 
-    /// Takes everything down that is sealed, whatever room there is.
+    /// Spills all sealed segments, however much room there is.
     pub fn spill_all(&self, session: &Session) {
         while self.demote_one(session, Taker::Ordinary) {}
         self.store().collect();
@@ -318,8 +319,8 @@ impl Ram {
         self.store().collect();
     }
 
-    /// What the volume's own thread does: sees to it that writers find room, in memory and below.
-    /// Says whether there was something to do. Stops early when `stop` says so.
+    /// The work of the volume's own thread: keeps room for writers, in memory and in slots. Returns
+    /// whether there was something to do. Stops early when `stop` says so.
     pub fn keep_reserve(&self, session: &Session, stop: &dyn Fn() -> bool) -> bool {
         let Some(lower) = self.lower() else { return false };
         let (low, high) = self.reserve_marks();
@@ -348,12 +349,12 @@ impl Ram {
         busy
     }
 
-    /// Whether the reserve of free memory has to be filled up.
+    /// Whether the reserve of free memory has to be refilled.
     pub fn wants_reserve(&self) -> bool {
         self.lower().is_some() && self.free() < self.reserve_marks().0
     }
 
-    /// Whether segments can go down now, if there are slots for them.
+    /// Whether the device takes writes now; there may still be no free slot.
     pub(super) fn can_spill(&self) -> bool {
         self.lower().is_some_and(|lower| lower.spill.takes())
     }
@@ -364,7 +365,7 @@ impl Ram {
 }
 
 impl Clock {
-    /// Looks at the next segments, and chooses among them.
+    /// Surveys the next segments, and chooses among them.
     fn move_hand(&mut self, store: &Store, session: &Session) {
         let segments = store.segments();
         let mut next = [self.candidates[0].sealed; CHILL];

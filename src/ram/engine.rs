@@ -1,15 +1,15 @@
-//! The RAM tier: a store whose limit holds, whose memory stays near its payload, and which fails a
-//! write only when nothing more fits.
+//! The RAM tier: a store that keeps its limit, keeps its memory near its payload, and fails a write
+//! only when nothing more fits.
 //!
-//! A thread that needs room makes it: one that opens a segment while garbage is above its share
-//! cleans some of it first, so memory stays bounded however fast writes come, and no write waits
-//! for another thread's turn. A thread of the volume's own does the same when writes have ceased
-//! ([`Ram::maintain`]).
+//! The thread that needs room makes it. A thread that opens a segment while garbage is above its
+//! share first cleans some of it, so memory stays bounded however fast writes come, and no write
+//! waits for a background thread to clean. A thread of the volume's own does the same when writes
+//! have ceased ([`Ram::maintain`]).
 //!
 //! Invariants:
-//! - one thread at a time cleans with the reserve; without it, several may, each a segment of its
-//!   own;
-//! - no stripe lock is held and no epoch pinned while a thread waits for the cleaner.
+//! - one thread at a time cleans with the reserve; without the reserve several may, each its own
+//!   segment;
+//! - no thread holds a stripe lock or pins an epoch while it waits for the cleaner.
 
 use super::demote::Lower;
 use super::mempool::Mempool;
@@ -32,7 +32,7 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoSpace;
 
-/// Frames kept ready while writes go on: these, and one in so many of those in use.
+/// Frames kept ready while writes go on: this many, and one in [`READY_PART`] of those in use.
 const READY_BUSY: usize = 4;
 /// See [`READY_BUSY`].
 const READY_PART: u64 = 100;
@@ -40,28 +40,28 @@ const READY_PART: u64 = 100;
 /// A store, its limit, and its cleaner.
 pub struct Ram {
     store: Store,
-    /// The one thread that may use the reserve holds this.
+    /// The thread that holds this may use the reserve.
     cleaner: Mutex<Session>,
     /// Segments to clean next, the emptiest last.
     victims: Mutex<Vec<Sealed>>,
-    /// Segments opened by writes: what tells a quiet volume from a busy one.
+    /// Segments that writes opened: tells a quiet volume from a busy one.
     opened: AtomicU64,
     /// Writers that are cleaning a segment without holding `cleaner`.
     assisting: AtomicU64,
-    /// Bytes that a session takes.
+    /// Bytes of memory that a session takes.
     session_memory: u64,
     stalls: AtomicU64,
     no_space: AtomicU64,
-    /// Where segments go that memory has no room for.
+    /// The spill device, if there is one.
     lower: Option<Lower>,
-    /// The thread that keeps the reserve.
+    /// The thread that keeps the reserve of free memory.
     spiller: OnceLock<Thread>,
     pub(super) mempool: Mempool,
     recompression: Recompression,
 }
 
 impl Ram {
-    /// A tier over `memory`: empty, or with what another process left there.
+    /// A tier over `memory`: empty, or with the content that another process left there.
     ///
     /// # Errors
     /// See [`Store::new`] and [`Store::recount`].
@@ -69,7 +69,7 @@ impl Ram {
         Self::above(memory, shape, limit, None)
     }
 
-    /// The same above a spill device, which has what its slots held if another process left the
+    /// The same above a spill device, whose slots keep their content if another process left the
     /// memory.
     ///
     /// # Errors
@@ -113,7 +113,7 @@ impl Ram {
         &self.recompression
     }
 
-    /// Makes the calling thread the one that is woken up when the reserve has to be filled up.
+    /// Makes the calling thread the one that is woken when the reserve has to be refilled.
     pub fn keep_awake(&self) {
         self.spiller.get_or_init(std::thread::current);
     }
@@ -140,7 +140,7 @@ impl Ram {
     /// Writes whole blocks of one group.
     ///
     /// # Errors
-    /// [`NoSpace`]; blocks before the one that did not fit are written.
+    /// [`NoSpace`]; the blocks before the one that did not fit are written.
     pub fn write(
         &self,
         session: &mut Session,
@@ -151,7 +151,7 @@ impl Ram {
         self.commit(session, first, None).map(|_| ())
     }
 
-    /// Writes one block if it is still the version `expect`; `false` when it is not.
+    /// Writes one block if it is still the version `expect`; otherwise returns `false`.
     ///
     /// # Errors
     /// [`NoSpace`]; nothing is written.
@@ -188,9 +188,9 @@ impl Ram {
         }
     }
 
-    /// Opens a segment with room for `len` bytes. When garbage is above its share, or the limit
-    /// near, the caller first cleans as much as it is about to fill; several threads may do so
-    /// at once.
+    /// Opens a segment with room for `len` bytes. When garbage is above its share, or the limit is
+    /// near, the caller first cleans as much as it is about to fill; several threads may do so at
+    /// once.
     fn roll(&self, session: &mut Session, len: u32) -> std::result::Result<(), NoSpace> {
         self.opened.fetch_add(1, Ordering::Relaxed);
         self.store.collect();
@@ -236,14 +236,14 @@ impl Ram {
         self.free() < policy::TIGHT_SEGMENTS * u64::from(self.store.segment_size())
     }
 
-    /// Bytes of memory that writers could take.
+    /// Bytes of memory that writers can still take.
     pub(super) fn free(&self) -> u64 {
         let (budget, segment) = (self.store.budget(), u64::from(self.store.segment_size()));
         let ready = self.store.frames().ready() as u64 * segment;
         (budget.limit() + ready).saturating_sub(budget.used() + budget.reserve())
     }
 
-    /// Counts the caller among the threads that make room, while `work` lasts.
+    /// Counts the caller among the threads that make room while `work` runs.
     pub(super) fn assist<T>(&self, work: impl FnOnce() -> T) -> T {
         self.assisting.fetch_add(1, Ordering::AcqRel);
         let result = work();
@@ -251,7 +251,7 @@ impl Ram {
         result
     }
 
-    /// Makes room at the limit for the writer of `session`, until `enough` says that it is.
+    /// Makes room at the limit for the writer of `session`, until `enough` returns `true`.
     fn reclaim(
         &self,
         session: &mut Session,
@@ -289,9 +289,9 @@ impl Ram {
             if std::mem::replace(&mut waited, true) {
                 return Err(NoSpace);
             }
-            // What other threads clean, are about to fill, or leave behind may be room a moment
-            // later, and empty leaves are given back when no thread looks at them. None of those
-            // threads waits for this one.
+            // Memory that other threads clean, are about to fill, or leave behind may become room a
+            // moment later, and empty leaves are given back when no thread looks at them. None of
+            // those threads waits for this one.
             let mut round = 0;
             while self.assisting.load(Ordering::Acquire) > 0 {
                 crate::sync::relax(round);
@@ -301,7 +301,7 @@ impl Ram {
         }
     }
 
-    /// Cleans a segment, or takes one down, or gets one's slot free. `false` when nothing helps.
+    /// Cleans or spills a segment, or frees a slot. `false` when nothing helps.
     fn make_some_room(&self, cleaner: &Session) -> bool {
         let clean = |part| self.clean_one(cleaner, Taker::Cleaner, part).is_some();
         if self.lower.is_none() {
@@ -309,8 +309,8 @@ impl Ram {
             return clean(policy::WORTH_PART) || seal();
         }
         let compact = |part| self.can_spill() && self.compact_one(cleaner, Taker::Cleaner, part);
-        // Emptying a slot takes memory before it gives any: cleaning what is hardly worth it would
-        // use up what that takes.
+        // Emptying a slot takes memory before it gives any: cleaning that is hardly worth it would
+        // use up that memory.
         let few = self.store.slots().free() == 0;
         self.can_spill() && clean(policy::SPILL_WORTH_PART)
             || few && compact(policy::SLOT_WORTH_PART)
@@ -322,8 +322,8 @@ impl Ram {
             || self.end_clusters()
     }
 
-    /// Makes room for `bytes` of tables or buffers, which are added to what is used afterwards.
-    /// `false` when they do not fit.
+    /// Makes room for `bytes` of tables or buffers, which the caller charges afterwards. `false`
+    /// when they do not fit.
     pub fn make_room(&self, bytes: u64) -> bool {
         let fits = |store: &Store| store.budget().fits(bytes, Taker::Ordinary);
         let mut enough = |store: &Store| {
@@ -333,8 +333,8 @@ impl Ram {
         fits(&self.store) || self.reclaim_locked(&self.cleaner.lock(), &mut enough).is_ok()
     }
 
-    /// A way in for one thread, with room made for its buffers. Without room it gets them all the
-    /// same: a client must be able to discard.
+    /// A session for one thread, with room made for its buffers. Exceeds the limit if necessary: a
+    /// client must be able to discard.
     ///
     /// # Errors
     /// See [`Store::session`].
@@ -343,7 +343,7 @@ impl Ram {
         self.store.session()
     }
 
-    /// Waits until everything that was retired is free. Pins are short, so this is too.
+    /// Waits until everything that was retired is free. Pins are short, so this wait is short too.
     pub(super) fn settle(&self) {
         let mut round = 0;
         self.store.collect();
@@ -354,8 +354,9 @@ impl Ram {
         }
     }
 
-    /// Cleans the emptiest segment, if that gives back at least one part in `worth_part` of one.
-    /// Says how much that was; `None` when none is worth it, or there is no room to clean.
+    /// Cleans the emptiest segment, if that gives back at least one part in `worth_part` of a
+    /// segment. Returns the bytes that are free again; `None` when no segment is worth it, or there
+    /// is no room to clean.
     pub(super) fn clean_one(&self, session: &Session, who: Taker, worth_part: u32) -> Option<u32> {
         let size = self.store.segment_size();
         let least = size / worth_part;
@@ -363,8 +364,8 @@ impl Ram {
             let chosen = {
                 let segments = self.store.segments();
                 let mut victims = self.victims.lock();
-                // A list of what is not worth it may be old, and made for a caller that is content
-                // with less: it says nothing of what has garbage by now.
+                // A list whose best segment is not worth it may be old, or made for a caller that
+                // accepts less: it says nothing about the garbage of now.
                 if victims.last().is_none_or(|last| policy::gain(last, size) < least) {
                     let most = policy::batch(segments.in_use());
                     policy::victims(segments.all_sealed(), (size, least), most, &mut victims);
@@ -383,7 +384,7 @@ impl Ram {
         }
     }
 
-    /// Seals the open segment if it holds garbage worth cleaning. `false` when it does not.
+    /// Seals the open segment if its garbage is worth cleaning. `false` when it is not.
     fn seal_garbage(&self) -> bool {
         let Some((segment, end)) = self.store.log().open() else { return false };
         let dead = self.store.segments().dead_bytes(segment);
@@ -401,20 +402,20 @@ impl Ram {
         let mut payload = self.store.counters().sum().payload.max(0) as u64;
         let mut index = 0;
         if let Some(lower) = &self.lower {
-            // Of what is below, only the index is here, and that can't be cleaned.
+            // Of spilled data, only the index is in memory, and that cannot be cleaned.
             payload = payload.saturating_sub(lower.live());
             index = self.store.index().leaf_bytes();
         }
-        // Cleaning makes more ready frames, so it is no answer to having them, nor to those that
-        // wait for a pinned thread: another writer that cleans is one.
+        // Cleaning makes more ready frames, so ready frames must not cause cleaning. Nor must
+        // frames that wait for a pinned thread, which may be another writer that cleans.
         let ready = self.store.frames().ready() as u64 * u64::from(self.store.segment_size());
         let coming = self.store.retired_bytes();
         let used = self.store.budget().used().saturating_sub(ready + coming + index);
         policy::over(used, payload, permille, self.store.segment_size())
     }
 
-    /// What the cleaner thread does now and then: `quiet` when no segment was opened for a
-    /// while. Stops early when `stop` says so.
+    /// The periodic work of the cleaner thread; `quiet` when no segment was opened for a while.
+    /// Stops early when `stop` says so.
     pub fn maintain(&self, quiet: bool, stop: &dyn Fn() -> bool) {
         self.store.collect();
         if !quiet {
@@ -444,9 +445,9 @@ impl Ram {
         self.opened.load(Ordering::Relaxed)
     }
 
-    /// Lowers or raises the limit. `false`, and nothing changes, when what is stored does not fit.
-    /// Where data goes down for it, it goes a little at a time: a writer that is out of room waits
-    /// for that, and not for all of it.
+    /// Lowers or raises the limit. `false`, and nothing changes, when the stored data does not fit.
+    /// If data is spilled for it, the limit goes down in steps: a writer that is out of room waits
+    /// for one step, not for all.
     pub fn set_limit(&self, bytes: u64) -> bool {
         let budget = self.store.budget();
         let before = budget.limit();
@@ -476,7 +477,7 @@ impl Ram {
         let before = self.store.budget().limit();
         self.store.budget().set_limit(bytes);
         self.fit_mempool();
-        // Swapping depends on the mempool, so the mempool goes only if nothing else helps.
+        // Swapping depends on the mempool, so the mempool is given up only if nothing else helps.
         let fits = |keep: usize| {
             let mut fits = |store: &Store| {
                 store.frames().trim_to(store.budget(), keep);

@@ -1,13 +1,13 @@
 //! The mempool: an emergency reserve of frames, for a volume that carries swap.
 //!
 //! A process that swaps out is short of memory, and waits for this volume to take the page. If that
-//! write in turn needs memory from the machine, each waits for the other: so the write path uses
-//! only memory that the volume already has. One thread of the volume ([`Ram::refill`]) is the only
-//! one to ask the machine for frames. Unlike the threads that serve requests, it may cause pages to
-//! be swapped out for that, to this same volume, because the others go on meanwhile.
+//! write in turn needs memory from the machine, each waits for the other. So the write path uses
+//! only memory that the volume already has, and only one thread of the volume ([`Ram::refill`])
+//! asks the machine for frames. Unlike the threads that serve requests, that thread may cause pages
+//! to be swapped out to this same volume, because the others go on meanwhile.
 //!
-//! When the mempool is used up all the same, a write waits a moment, and then is refused. The
-//! machine keeps that page where it was, as with a full device; a longer wait would also hold up
+//! When the mempool is used up all the same, a write waits a moment and is then refused. The
+//! machine keeps that page where it was, as with a full device. A longer wait would also hold up
 //! threads that could free memory.
 
 use super::engine::Ram;
@@ -19,19 +19,20 @@ use std::sync::OnceLock;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// How long a write waits for a frame when there is none, and how often it looks.
+/// How long a write waits for a frame when there is none.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// The same after a write waited in vain.
+/// How long it waits after another write waited in vain.
 const LAST_PATIENCE: Duration = Duration::from_millis(2);
-/// See [`PATIENCE`].
+/// How often a waiting write looks for a frame.
 const NAP: Duration = Duration::from_micros(100);
 
-/// What there is besides the frames themselves.
+/// State of the mempool besides its frames.
 #[derive(Debug, Default)]
 pub(super) struct Mempool {
     /// The thread that refills it.
     refiller: OnceLock<Thread>,
-    /// A write waited in vain since a frame was last added: no other write has to find out.
+    /// A write waited in vain since a frame was last added: other writes need not find that out
+    /// again.
     dry: AtomicBool,
 }
 
@@ -48,7 +49,7 @@ impl Ram {
         Ok(())
     }
 
-    /// Makes the mempool, if there is one, what the limit asks for.
+    /// Resizes the mempool, if there is one, to what the limit asks for.
     pub(super) fn fit_mempool(&self) {
         if self.has_mempool() {
             let (store, segment) = (self.store(), self.store().segment_size());
@@ -56,7 +57,7 @@ impl Ram {
         }
     }
 
-    /// Every write asks the machine for what it needs again.
+    /// Ends the mempool: every write asks the machine for memory again.
     pub fn end_mempool(&self) {
         self.store().frames().keep(0);
         self.store().let_go();
@@ -67,13 +68,13 @@ impl Ram {
         self.store().frames().mempool() > 0
     }
 
-    /// Makes the calling thread the one that is woken up when something is missing.
+    /// Makes the calling thread the one that is woken when a frame is missing.
     pub fn serve_mempool(&self) {
         self.mempool.refiller.get_or_init(std::thread::current);
     }
 
     /// Puts a frame into the mempool if one is missing; waits for the machine to give the memory.
-    /// `false` when there is nothing to do, or no memory under the limit.
+    /// `false` when none is missing, or there is no memory under the limit.
     pub fn refill(&self) -> bool {
         let added = self.store().frames().refill(self.store().budget());
         if added {
@@ -82,7 +83,7 @@ impl Ram {
         added
     }
 
-    /// Has the mempool filled up if something is missing.
+    /// Wakes the refill thread if a frame is missing.
     pub(super) fn look_at_mempool(&self) {
         let frames = self.store().frames();
         if frames.ready() < frames.mempool()
@@ -92,8 +93,8 @@ impl Ram {
         }
     }
 
-    /// Has the writer of `session` wait a moment for a frame, where the limit allows one more and
-    /// the mempool has none. Says whether there is one.
+    /// Makes the writer of `session` wait a moment for a frame, if the limit allows one more and
+    /// the mempool has none. Returns whether there is a frame now.
     pub(super) fn await_mempool(&self, session: &mut Session) -> bool {
         let (frames, segment) = (self.store().frames(), u64::from(self.store().segment_size()));
         if !self.has_mempool() || self.free() < segment {

@@ -1,9 +1,9 @@
 //! The memory engine: blocks compressed in memory, and on a spill device when memory is short.
 //!
 //! [`store`] keeps the bytes and never makes room. [`Ram`] makes the room that the store asks for,
-//! keeps memory near its payload, and refuses what does not fit; where there is a spill device, the
-//! coldest segments go there first ([`SpillTo`]). What to clean and spill is decided by [`policy`],
-//! which is pure.
+//! keeps memory near its payload, and refuses what does not fit. With a spill device, it first
+//! spills the coldest segments ([`SpillTo`]). [`policy`], which is pure, decides what to clean and
+//! spill.
 
 mod demote;
 mod engine;

@@ -1,53 +1,55 @@
-//! What to clean and when, and what to compress how: pure functions of what is known.
+//! What to clean, recompress and spill, and when: pure functions of their arguments.
 
 use crate::ram::store::Survey;
 use crate::ram::store::format::CLUSTER_MAX;
 use crate::ram::store::segment::Sealed;
 use std::cmp::Reverse;
 
-/// Memory may be this much above the payload while writes go on, in thousandths: the thread that
-/// opens a segment above it cleans first.
+/// Memory may be this much above the payload while writes go on, in thousandths: above it, the
+/// thread that opens a segment cleans first.
 pub const BUSY_PERMILLE: u64 = 1200;
-/// Where quiet volumes are cleaned down to.
+/// Quiet volumes are cleaned down to this much above the payload, in thousandths.
 pub const QUIET_PERMILLE: u64 = 1055;
 /// Segments of slack that small volumes get on top: the open one and those in flight.
 pub const SLACK_SEGMENTS: u64 = 2;
-/// The same for writers that are not short of memory: with data so compressible that headers and
-/// index weigh more than the payload, no amount of cleaning gets them below [`BUSY_PERMILLE`].
+/// [`WORTH_PART`] for writers that are not short of memory. Data can be so compressible that
+/// headers and index weigh more than the payload; then no amount of cleaning gets below
+/// [`BUSY_PERMILLE`].
 pub const BUSY_WORTH_PART: u32 = 8;
-/// Garbage that one opening of a segment pays for at most, in segments. One would do if new records
+/// The most garbage that one opening of a segment cleans, in segments. One would do if new records
 /// were as large as those that they replace; smaller ones leave more garbage than they fill.
 pub const PAY_SEGMENTS: u32 = 4;
 /// With fewer free segments than this, writers clean before they open one: enough for several
 /// threads to clean at once without touching the reserve.
 pub const TIGHT_SEGMENTS: u64 = 3;
-/// A segment with less garbage than this share (one part in so many) is not worth copying.
+/// A segment with less garbage than one part in this many is not worth copying.
 pub const WORTH_PART: u32 = 32;
 
-/// After so many groups in a row of a segment that did not pay, only one in so many is tried.
+/// `(patience, retry)`: after `patience` groups of a segment in a row that did not pay, only one in
+/// `retry` is tried.
 pub const PATIENCE: (u32, u32) = (16, 4);
-/// After so many segments in a row of which nothing paid, a volume is left alone until so many new
-/// ones were written.
+/// After this many segments in a row for which nothing paid, recompression rests until writers have
+/// opened as many new ones.
 pub const HOPELESS_SEGMENTS: u32 = 64;
-/// A segment that has less garbage than this share (one part in so many) after it was recompressed
-/// is not cleaned for that. Copying is cheap beside compressing.
+/// A recompressed segment with less garbage than one part in this many is not cleaned. Copying is
+/// cheap beside compressing.
 pub const PRESSED_PART: u32 = 32;
-/// Segments that are this much younger than the one that is to go down may have neighbours that go
-/// with it.
+/// Segments less than this much younger than the one that is spilled may have neighbours that are
+/// spilled with it.
 pub const GO_TOGETHER: u64 = 16;
 
-/// The same for volumes that can spill: taking a segment down writes it once, and costs no more
+/// [`WORTH_PART`] for volumes that can spill: spilling a segment writes it once, and costs no more
 /// than copying most of it.
 pub const SPILL_WORTH_PART: u32 = 4;
-/// So many segments go down at a time when the limit is lowered.
+/// Segments that are spilled in one step when the limit is lowered.
 pub const LOWER_SEGMENTS: u64 = 4;
-/// Slots with at least this share of garbage (one part in so many) are emptied when there are few.
+/// When slots are few, those with at least one part in this many of garbage are emptied.
 pub const SLOT_WORTH_PART: u32 = 4;
-/// So many segments are looked at before one goes down.
+/// Segments that are surveyed before one is spilled.
 pub const CHILL: usize = 16;
 
-/// Where the reserve of free memory begins to be filled up, and where that ends, in bytes, for a
-/// `limit`: writers seldom wait for a device then, and little of the memory is idle.
+/// The free memory, in bytes, at which refilling the reserve begins and at which it ends, for a
+/// `limit`: writers then seldom wait for a device, and little of the memory is idle.
 pub fn reserve(limit: u64, segment: u32) -> (u64, u64) {
     let least = (TIGHT_SEGMENTS + 1) * u64::from(segment);
     let low = (limit / RESERVE_PART).max(least).min(limit / 4);
@@ -57,8 +59,8 @@ pub fn reserve(limit: u64, segment: u32) -> (u64, u64) {
 /// See [`reserve`].
 const RESERVE_PART: u64 = 16;
 
-/// Frames that a volume that carries swap keeps ready, for a `limit`: what the machine swaps out
-/// in one go takes no more.
+/// Frames that a volume that carries swap keeps ready, for a `limit`: enough for what the machine
+/// swaps out in one go.
 pub fn mempool(limit: u64, segment: u32) -> usize {
     let bytes = (limit / MEMPOOL_PART).min(MEMPOOL_MOST);
     (bytes / u64::from(segment)).max(MEMPOOL_LEAST) as usize
@@ -68,7 +70,7 @@ pub fn mempool(limit: u64, segment: u32) -> usize {
 const MEMPOOL_PART: u64 = 16;
 /// See [`mempool`]: bytes.
 const MEMPOOL_MOST: u64 = 32 << 20;
-/// See [`mempool`]: those of the cleaner, and as many for writers.
+/// See [`mempool`]: the frames of the cleaner, and as many for writers.
 const MEMPOOL_LEAST: u64 = 4;
 
 /// Whether slots are so few that those with garbage should be emptied.
@@ -76,7 +78,7 @@ pub fn few_slots(free: u32, count: u32) -> bool {
     u64::from(free) < (u64::from(count) / RESERVE_PART).clamp(1, 64)
 }
 
-/// A segment that may go down.
+/// A segment that may be spilled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// The segment.
@@ -85,8 +87,8 @@ pub struct Candidate {
     pub survey: Survey,
 }
 
-/// The next segments behind a clock's hand, in the order in which it comes to them; says how many.
-/// Their age is what the hand goes by, from the oldest on, and round again.
+/// Chooses the next segments behind a clock's hand, in the order in which the hand comes to them:
+/// by age, from the oldest on, and round again. Returns their number.
 pub fn behind_hand(
     sealed: impl Iterator<Item = Sealed>,
     hand: u64,
@@ -95,8 +97,8 @@ pub fn behind_hand(
     least(sealed, |s| s.sequence.wrapping_sub(hand), chosen)
 }
 
-/// Segments chosen by chance, another few for each `seed`, and of those the younger half; says how
-/// many.
+/// Chooses segments by chance, different ones for each `seed`, and keeps the younger half. Returns
+/// their number.
 pub fn by_chance(
     sealed: impl Iterator<Item = Sealed>,
     seed: u64,
@@ -112,7 +114,7 @@ pub fn by_chance(
     count.div_ceil(2)
 }
 
-/// Those with the least `key`, in order.
+/// Chooses the segments with the least `key`, in order; returns their number.
 fn least(
     sealed: impl Iterator<Item = Sealed>,
     key: impl Fn(&Sealed) -> u64,
@@ -131,11 +133,11 @@ fn least(
     count
 }
 
-/// Sorts what a clock's hand came to: what goes down first is last. What does not compress goes
-/// before what does, if it is about as cold. Says how many stay where they are for this time,
-/// because half of what is in them was read: those are first. At least one goes.
+/// Sorts the candidates of a clock's hand: the last is spilled first. Of those about equally cold,
+/// the less compressible go first. Returns how many stay for this time because half of their bytes
+/// were read: those come first. At least one is spilled.
 pub fn chill(candidates: &mut [Candidate]) -> usize {
-    // In sixteenths, so that little differences leave the choice to compression and age.
+    // In sixteenths, so that small differences leave the choice to compression and age.
     let share = |part: u32, survey: &Survey| {
         (u64::from(part) * 16).checked_div(u64::from(survey.live)).unwrap_or(0)
     };
@@ -151,9 +153,9 @@ pub fn chill(candidates: &mut [Candidate]) -> usize {
 /// The most victims that are chosen at a time.
 pub const VICTIMS_MAX: usize = 64;
 
-/// How many victims to choose at a look at the whole table of `segments`. Few, because the later
-/// ones of a long list are not the emptiest any more when their turn comes; more where looking
-/// costs more.
+/// How many victims to choose in one scan of the whole table of `segments`. Few, because by the
+/// time the later ones of a long list are cleaned, they are not the emptiest any more. More where a
+/// scan costs more.
 pub fn batch(segments: u32) -> usize {
     (segments as usize / 64).clamp(2, VICTIMS_MAX)
 }
@@ -163,20 +165,18 @@ pub fn over(used: u64, payload: u64, permille: u64, segment: u32) -> bool {
     used > payload / 1000 * permille + SLACK_SEGMENTS * u64::from(segment)
 }
 
-/// Bytes that are free again when a segment of `size` bytes is cleaned: its garbage, and the room
-/// at its end if it was sealed before it was full. Nothing else leaves so much there that the
-/// longest record would have fitted.
+/// Bytes that cleaning a segment of `size` bytes frees: its garbage, and the room at its end if it
+/// was sealed before it was full. No other segment has room left for the longest record.
 pub fn gain(sealed: &Sealed, size: u32) -> u32 {
     let room = size - sealed.end;
     sealed.dead + if room >= CLUSTER_MAX as u32 { room } else { 0 }
 }
 
-/// The segments of `size` bytes to clean next, the emptiest last, at most `most` of them (which
-/// `chosen` has room for, so that nothing is allocated): those that give back at least `least`
-/// bytes, see [`gain`]. Greedy choice is optimal for uniform overwriting and within a few
-/// percent of it elsewhere while the share of garbage is small (Rosenblum & Ousterhout 1992,
-/// §3.4–3.6 compare it with cost-benefit, which needs hot and cold data in separate streams to
-/// pay).
+/// Chooses the segments of `size` bytes to clean next, the emptiest last: at most `most`, which
+/// `chosen` has room for, so that nothing is allocated. Each gives back at least `least` bytes, see
+/// [`gain`]. Greedy choice is optimal for uniform overwriting and within a few percent of it
+/// elsewhere while the share of garbage is small (Rosenblum & Ousterhout 1992, §3.4–3.6 compare it
+/// with cost-benefit, which needs hot and cold data in separate streams to pay).
 pub fn victims(
     sealed: impl Iterator<Item = Sealed>,
     (size, least): (u32, u32),

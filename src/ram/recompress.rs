@@ -1,15 +1,15 @@
-//! Recompression of cold data: which segments, when, and when not.
+//! Recompression of cold data: which segments, and when.
 //!
 //! A pass goes over the segments in memory from the oldest on, up to those that were written too
-//! lately. In each, blocks that were read since a pass came by stay as they are; the others are put
-//! together with their neighbours where that pays. What is left of a segment is copied if that is
-//! little; otherwise it stays, and is not tried again. The thread that keeps memory free does the
-//! same with what is about to go down ([`Ram::pack_down`]), as long as no writer would have to wait
-//! for that.
+//! recently. In each, blocks that were read since the last pass stay as they are; the others are
+//! put together with their neighbours where that pays. If little is left of a segment, it is
+//! copied; otherwise it stays and is not tried again. The thread that keeps memory free does the
+//! same with segments that are about to be spilled ([`Ram::pack_down`]), as long as no writer would
+//! have to wait for that.
 //!
 //! Invariants:
 //! - one thread at a time recompresses, and no thread waits for it;
-//! - it takes memory like any writer, and never from the reserve.
+//! - recompression takes memory like any writer, and never from the reserve.
 
 use super::engine::Ram;
 use super::policy;
@@ -26,23 +26,23 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompress {
-    /// When the volume and the machine are idle, and before it goes down: the default.
+    /// When the volume and the machine are idle, and before data is spilled: the default.
     #[default]
     Idle,
-    /// Only when a user asks for it.
+    /// Only on a user's request.
     Off,
 }
 
-/// What was spent on recompression, and what came back.
+/// Costs of recompression, and blocks that left clusters again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecompressCounts {
     /// Blocks that left their clusters because they were read again.
     pub promoted: u64,
-    /// Nanoseconds that it took.
+    /// Nanoseconds that recompression took.
     pub spent_ns: u64,
 }
 
-/// What recompresses, and how that went lately.
+/// State of recompression, and its recent results.
 #[derive(Default)]
 pub(super) struct Recompression {
     work: Mutex<Option<Work>>,
@@ -53,9 +53,9 @@ pub(super) struct Recompression {
 
 struct Work {
     pack: Pack,
-    /// Segments in a row of which nothing paid.
+    /// Segments in a row for which nothing paid.
     in_vain: u32,
-    /// How many segments writers have to have opened before it is tried again.
+    /// The count of segments opened by writers at which recompression is tried again.
     rests_until: u64,
 }
 
@@ -70,24 +70,24 @@ impl Recompression {
     }
 }
 
-/// How far a pass over all segments has come.
+/// The progress of a pass over all segments.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass {
-    /// The sequence of the next one.
+    /// The sequence of the next segment.
     next: u64,
-    /// Those from here on were written too lately.
+    /// Segments from this sequence on were written too recently.
     before: u64,
-    /// A user asked for it, so it is tried whatever came of it lately.
+    /// A user asked for it, so the pass tries whatever the recent results were.
     asked: bool,
 }
 
 impl Pass {
-    /// One by itself, over what is older than `before`.
+    /// An automatic pass over segments older than `before`.
     pub fn over(before: u64) -> Self {
         Self { next: 0, before, asked: false }
     }
 
-    /// One that a user asked for, over everything that is there now.
+    /// A pass that a user asked for, over everything that is there now.
     pub fn over_all(ram: &Ram) -> Self {
         Self { next: 0, before: ram.store().segments().next_sequence(), asked: true }
     }
@@ -100,16 +100,15 @@ pub enum Recompressed {
     On,
     /// There is nothing more to try.
     Over,
-    /// Another thread recompresses at the moment.
+    /// Another thread is recompressing.
     Busy,
-    /// It was told to stop, or there is no room now.
+    /// `stop` said so, or there is no room now.
     Stopped,
 }
 
 impl Ram {
-    /// Recompresses by itself from now on, or not. `false` when there is no memory for what that
-    /// takes; then nothing changes. Only a volume that may be short of memory later takes it at
-    /// once.
+    /// Turns automatic recompression on or off. `false` when there is no memory for it; then
+    /// nothing changes. Only a volume that may be short of memory later takes the memory at once.
     pub fn recompress_by_itself(&self, on: bool) -> bool {
         let at_once = self.lower().is_some() || self.has_mempool();
         if on && at_once && !self.can_recompress() {
@@ -120,12 +119,13 @@ impl Ram {
         true
     }
 
-    /// Whether it does.
+    /// Whether automatic recompression is on.
     pub fn recompresses(&self) -> bool {
         self.recompression().by_itself.load(Ordering::Acquire)
     }
 
-    /// Makes what it takes to recompress, if that is not there. `false` when there is no memory.
+    /// Makes the memory that recompression takes, unless it is there. `false` when there is no
+    /// memory.
     pub fn can_recompress(&self) -> bool {
         let mut work = self.recompression().work.lock();
         if work.is_none() && self.make_room(self.store().pack_memory()) {
@@ -186,7 +186,7 @@ impl Ram {
         }
     }
 
-    /// The segment that a pass comes to next.
+    /// The segment that a pass tries next.
     pub(super) fn next_of(&self, pass: &Pass) -> Option<Sealed> {
         let segments = self.store().segments();
         let may = |s: &Sealed| {
@@ -195,13 +195,13 @@ impl Ram {
         segments.all_sealed().filter(may).min_by_key(|s| s.sequence)
     }
 
-    /// Whether there is anything for a pass to try.
+    /// Whether there is a segment for a pass to try.
     pub fn has_cold(&self, pass: &Pass) -> bool {
         self.next_of(pass).is_some()
     }
 
-    /// Whether there is room for a segment of clusters, and for what is left of those that they
-    /// come from; cleans for it.
+    /// Whether there is room for a segment of clusters and for what is left of the segments that
+    /// they come from; cleans to make it.
     fn has_room_to_recompress(&self, session: &Session) -> bool {
         let least = policy::TIGHT_SEGMENTS * u64::from(self.store().segment_size());
         if self.is_short_of_frames() {
@@ -216,14 +216,14 @@ impl Ram {
         true
     }
 
-    /// Whether the frames of the mempool are so few that they are for writers alone.
+    /// Whether the mempool has so few frames that they are for writers alone.
     fn is_short_of_frames(&self) -> bool {
         let frames = self.store().frames();
         self.has_mempool() && frames.ready() * 2 <= frames.mempool()
     }
 
-    /// Empties a segment that was recompressed, if one part in `worth_part` of it is garbage.
-    /// `false`, and it is still claimed, when less is.
+    /// Empties a recompressed segment, if at least one part in `worth_part` of it is garbage.
+    /// `false`, and the segment stays claimed, when less is.
     fn clean_pressed(&self, session: &Session, victim: Sealed, worth_part: u32) -> bool {
         let dead = u64::from(self.store().segments().dead_bytes(victim.segment));
         if dead * u64::from(worth_part) < u64::from(victim.end) {
@@ -235,18 +235,18 @@ impl Ram {
         }
     }
 
-    /// Leaves a segment as it is, which is claimed.
+    /// Leaves a claimed segment as it is, and ends the claim.
     fn leave_pressed(&self, victim: Sealed, tried: &Tried) {
-        // What was read may be cold the next time.
+        // Blocks that were read may be cold the next time.
         if tried.ended == Ended::Tried && tried.hot <= tried.in_vain {
             self.store().give_up_on(victim.segment);
         }
         self.store().segments().unclaim(victim.segment);
     }
 
-    /// Recompresses the coldest segment, and takes down what is full of such, as long as `least`
-    /// bytes of memory are free; what does not pay goes down as it is. `false` when nothing was
-    /// done.
+    /// Recompresses the coldest segment, as long as `least` bytes of memory are free, and spills a
+    /// segment that is full of clusters. A segment for which it does not pay is spilled as it is.
+    /// `false` when nothing was done.
     pub(super) fn pack_down(&self, session: &Session, least: u64) -> bool {
         let Some(lower) = self.lower().filter(|_| self.can_spill() && self.recompresses()) else {
             return false;
@@ -279,15 +279,15 @@ impl Ram {
     }
 
     /// Seals the segment that is being filled with clusters if much of it is garbage, so that it
-    /// can be cleaned. `false` when it is not.
+    /// can be cleaned. `false` when it is not sealed.
     pub(super) fn seal_clusters(&self) -> bool {
         let Some(mut work) = self.recompression().work.try_lock() else { return false };
         let Some(Work { pack, .. }) = &mut *work else { return false };
         self.store().seal_pack(pack, policy::SPILL_WORTH_PART)
     }
 
-    /// Seals it whatever is in it, so that it can go down, or what is in it be put elsewhere: where
-    /// a limit leaves room for few segments, it may be one too many. `false` when there is none.
+    /// Seals that segment whatever is in it, so that it can be spilled or cleaned: under a limit
+    /// with room for few segments, it may be one too many. `false` when there is none.
     pub(super) fn end_clusters(&self) -> bool {
         let Some(mut work) = self.recompression().work.try_lock() else { return false };
         let Some(Work { pack, .. }) = &mut *work else { return false };
@@ -296,7 +296,7 @@ impl Ram {
 }
 
 impl Work {
-    /// Learns from a segment that was tried.
+    /// Updates the counts of vain tries after a segment was tried.
     fn note(&mut self, tried: &Tried, opened: u64) {
         if tried.blocks > 0 {
             self.in_vain = 0;

@@ -1,46 +1,46 @@
-//! Refault tracking: whether what goes down would better have stayed. What was overwritten or given
-//! up there, before memory was turned over once, was written for nothing.
+//! Refault tracking: detects premature spills. Data that is overwritten or discarded after its
+//! spill, before memory was turned over once, was spilled in vain.
 //!
-//! A workload that goes over more data than memory holds, again and again, changes the oldest data
-//! next: taking that down is the worst of all choices, and younger data is better. Only looking
-//! back tells this from cold data, so some of what went down is looked at later.
+//! A workload that repeatedly overwrites more data than memory holds changes the oldest data next:
+//! spilling that is the worst of all choices, and younger data is better. Only hindsight tells this
+//! from cold data, so some of the spilled segments are looked at later.
 //!
-//! Invariant: a segment is known by its sequence, which never comes back.
+//! Invariant: a segment is known by its sequence, which is never reused.
 
-/// So many that went down are remembered.
+/// How many spilled segments are remembered.
 const MOST: usize = 32;
-/// In so many parts memory is turned over; one that went down is remembered of each.
+/// One spilled segment is remembered in each of this many parts of a turnover of memory.
 const PARTS: u64 = 16;
-/// From this share of what went down on, in thousandths, it was in vain.
+/// From this vain share of spilled bytes on, in thousandths, spilling by age counts as vain.
 const IN_VAIN: u32 = 500;
 
-/// A segment that went down.
+/// A segment that was spilled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gone {
     /// Its number.
     pub segment: u32,
     /// Its sequence.
     pub sequence: u64,
-    /// Bytes that were live in it.
+    /// Bytes that were live in it when it was spilled.
     pub live: u32,
 }
 
-/// What was learnt so far.
+/// The tracker's samples and estimate.
 #[derive(Debug, Default)]
 pub struct RefaultTracker {
-    /// With how much had gone down before each; `None`: was looked at.
+    /// Samples with the bytes spilled up to each; `None`: already looked at.
     gone: [Option<(Gone, u64)>; MOST],
     next: usize,
-    /// Bytes that went down.
+    /// Bytes spilled so far.
     down: u64,
-    /// How much had gone down when one was remembered last.
+    /// The value of `down` at the last sample.
     noted: u64,
-    /// Share that was in vain, in thousandths, of the last few.
+    /// Share that was spilled in vain, in thousandths, averaged over recent samples.
     vain: u32,
 }
 
 impl RefaultTracker {
-    /// A segment goes down, from `memory` bytes of it.
+    /// Notes that a segment is spilled, from `memory` bytes of memory.
     pub fn note(&mut self, gone: Gone, memory: u64) {
         self.down += u64::from(gone.live);
         if gone.live > 0 && self.down - self.noted >= memory / PARTS {
@@ -50,8 +50,8 @@ impl RefaultTracker {
         }
     }
 
-    /// Looks at those that went down when memory was turned over last; `live` says how many bytes
-    /// are still live.
+    /// Looks at the samples that were spilled a whole turnover of memory ago; `live` returns the
+    /// bytes that are still live.
     pub fn look(&mut self, memory: u64, live: impl Fn(&Gone) -> u32) {
         for place in &mut self.gone {
             let Some((gone, _)) = place.take_if(|(_, at)| self.down - *at >= memory) else {
@@ -62,7 +62,7 @@ impl RefaultTracker {
         }
     }
 
-    /// Whether to choose by chance instead of by age.
+    /// Whether to choose victims by chance instead of by age.
     pub fn is_in_vain(&self) -> bool {
         self.vain >= IN_VAIN
     }
@@ -72,8 +72,8 @@ impl RefaultTracker {
 mod tests {
     use super::*;
 
-    /// Has segments of 10 bytes go down from 160 bytes of memory; `live` says how much is left of
-    /// each, by its number, when so many have gone down.
+    /// Spills `count` segments of 10 bytes from 160 bytes of memory; `live(n, now)` returns the
+    /// bytes left in segment `n` when `now` segments have been spilled.
     fn after(count: u32, live: impl Fn(u32, u32) -> u32) -> RefaultTracker {
         let mut refaults = RefaultTracker::default();
         for n in 1..=count {
@@ -98,7 +98,7 @@ mod tests {
         let soon = |n, now| if now - n > 12 { 0 } else { 10 };
         assert!(!after(10, soon).is_in_vain(), "nothing is known yet");
         assert!(after(40, soon).is_in_vain());
-        // It is forgotten when that ends.
+        // The estimate recovers when that ends.
         assert!(!after(80, |n, now| if n < 40 { soon(n, now) } else { 10 }).is_in_vain());
     }
 

@@ -1,8 +1,8 @@
-//! The spill device: where its slots are, what was asked of it, and whether it still takes writes.
+//! The spill device: the place of its slots, its counters, and whether it still takes writes.
 //!
-//! Invariants: what could not be written is still in memory, so a failed write loses nothing; after
-//! one, nothing is written for a while, and then it is tried again ([`Pause`]); what could not be
-//! read fails the requests for it, and no others.
+//! Invariants: a failed write loses nothing, because its segment is still in memory; after a failed
+//! write nothing is written for a while, then writing is tried again ([`Pause`]); a failed read
+//! fails the requests for its blocks, and no others.
 
 use super::write_budget::TokenBucket;
 use crate::media::{ALIGN, Buffer, Drive, DriveError, Failures};
@@ -16,22 +16,22 @@ use std::time::{Duration, Instant};
 pub struct SpillTo {
     /// The device.
     pub drive: Arc<dyn Drive>,
-    /// How many slots of a segment each are on it, behind a first one that is not used.
+    /// Slots of one segment each, behind a first place that is not used for segments.
     pub slots: u32,
-    /// Bytes that may be written in a day; 0: as many as there are.
+    /// Bytes that may be written in a day; 0: no limit.
     pub daily: u64,
 }
 
-/// What was asked of the device.
+/// Counters of the spill device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpillCounts {
     /// Reads.
     pub reads: u64,
-    /// Bytes of those.
+    /// Bytes read.
     pub read_bytes: u64,
     /// Writes.
     pub writes: u64,
-    /// Bytes of those.
+    /// Bytes written.
     pub written_bytes: u64,
     /// Nanoseconds that reads took.
     pub reading_ns: u64,
@@ -41,17 +41,17 @@ pub struct SpillCounts {
     pub errors: u64,
 }
 
-/// How long nothing is written after a write has failed; twice as long each time that the next one
-/// fails as well, up to [`LONGEST_PAUSE`].
+/// How long nothing is written after a failed write; doubles with each failure in a row, up to
+/// [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_secs(1);
 /// See [`PAUSE`].
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// When a device that failed to take something is tried again. Times are milliseconds.
+/// When a device is tried again after a failed write. Times are in milliseconds.
 struct Pause {
-    /// How long it is; 0 while the device takes what it is given.
+    /// Length of the pause; 0 while writes succeed.
     length: AtomicU64,
-    /// When it ends.
+    /// The time when the pause ends.
     until: AtomicU64,
 }
 
@@ -70,7 +70,7 @@ impl Pause {
         self.is_on() && (now.as_millis() as u64) < self.until.load(Ordering::Acquire)
     }
 
-    /// A write has failed.
+    /// Begins or lengthens the pause after a failed write.
     fn begin(&self, now: Duration) {
         let before = self.length.load(Ordering::Acquire);
         let length = (before * 2).clamp(PAUSE.as_millis() as u64, LONGEST_PAUSE.as_millis() as u64);
@@ -78,7 +78,7 @@ impl Pause {
         self.length.store(length, Ordering::Release);
     }
 
-    /// A write has ended well.
+    /// Ends the pause after a write that succeeded.
     fn end(&self) {
         if self.is_on() {
             self.length.store(0, Ordering::Release);
@@ -121,12 +121,12 @@ impl Spill {
         }
     }
 
-    /// Whether the last write failed: nothing goes down for a while.
+    /// Whether the last write failed: then nothing is spilled for a while.
     pub(super) fn has_failed(&self) -> bool {
         self.pause.is_on()
     }
 
-    /// What has failed on the device.
+    /// The failures of the device.
     pub(super) fn failures(&self) -> Option<&Failures> {
         self.drive.failures()
     }
@@ -146,7 +146,7 @@ impl Spill {
         (u64::from(slot) + 1) * u64::from(self.segment) + u64::from(from)
     }
 
-    /// Writes the first bytes of a slot. `false` when that failed.
+    /// Writes `bytes` to the start of a slot. `false` when that failed.
     pub(super) fn write(&self, slot: u32, bytes: &[u8]) -> bool {
         let len = bytes.len() as u64;
         self.write_budget.lock().take(len, self.began.elapsed());
@@ -167,7 +167,7 @@ impl Spill {
         done.is_ok()
     }
 
-    /// Makes the label zeros. A device that can't be written to keeps it, which is no harm.
+    /// Zeroes the label. A device that cannot be written to keeps its label, which does no harm.
     pub(super) fn disown(&self) {
         let _ = self.drive.write(0, &Buffer::new(ALIGN));
     }
@@ -175,7 +175,7 @@ impl Spill {
     /// Reads a part of a slot.
     ///
     /// # Errors
-    /// The drive's.
+    /// The drive's error.
     pub(super) fn read(&self, slot: u32, from: u32, buf: &mut [u8]) -> Result<(), DriveError> {
         debug_assert!(buf.len().is_multiple_of(ALIGN));
         self.reads.fetch_add(1, Ordering::Relaxed);

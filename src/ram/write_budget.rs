@@ -1,7 +1,8 @@
-//! How much may be written in a day: a token bucket that holds a day's bytes and fills up evenly.
-//! Pure: the caller says what time it is.
+//! The write budget of a day: a token bucket that holds a day's bytes and fills up evenly. Pure:
+//! the caller passes the time.
 //!
-//! Invariant: in any 24 hours at most two days' bytes are taken, and in the long run one a day.
+//! Invariant: at most two days' bytes are taken in any 24 hours, and in the long run one day's
+//! bytes a day.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ pub(super) struct TokenBucket {
     daily: u64,
     /// Bytes in the bucket, times the seconds of a day, so that nothing is lost by rounding.
     level: u128,
-    /// When that was.
+    /// The time of `level`.
     at: Duration,
 }
 
@@ -26,20 +27,20 @@ impl TokenBucket {
     fn fill(&mut self, now: Duration) {
         let passed = now.saturating_sub(self.at).as_nanos();
         let more = u128::from(self.daily) * passed / 1_000_000_000;
-        // Where time is too short to count, it is counted later.
+        // An interval too short to add anything is counted later.
         if more > 0 || self.daily == 0 {
             self.level = (self.level + more).min(full(self.daily));
             self.at = now;
         }
     }
 
-    /// Whether so many bytes may be written now.
+    /// Whether `bytes` bytes may be written now.
     pub(super) fn has(&mut self, bytes: u64, now: Duration) -> bool {
         self.fill(now);
         self.daily == 0 || self.level >= full(bytes)
     }
 
-    /// Takes bytes that are written now.
+    /// Takes the bytes of a write that happens now.
     pub(super) fn take(&mut self, bytes: u64, now: Duration) {
         self.fill(now);
         self.level = self.level.saturating_sub(full(bytes));

@@ -1,15 +1,15 @@
-//! Latencies as they travel: how many there were of every length. What histograms of other programs
-//! are made of, and percentiles of the time between two looks.
+//! Latencies as they go to other processes: a count for every length. Histograms of other programs,
+//! and percentiles of the time between two looks, are made from them.
 //!
 //! Invariant: bounds ascend, and no bucket is empty, so that two distributions of one histogram can
-//! be taken from each other whatever was counted between.
+//! be subtracted, whatever was counted between.
 
 use serde::{Deserialize, Serialize};
 
 /// How many latencies ended in each bucket of a histogram.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Distribution {
-    /// All of them added up, in nanoseconds.
+    /// The sum of all latencies, in nanoseconds.
     pub sum_ns: u64,
     /// The largest value of a bucket, in nanoseconds, and how many it has.
     pub buckets: Vec<(u64, u64)>,
@@ -53,12 +53,13 @@ impl Latencies {
 }
 
 impl Distribution {
-    /// How many there were.
+    /// The number of latencies.
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|(_, count)| count).sum()
     }
 
-    /// What came since `before`, of the same histogram; `None` when that has begun anew.
+    /// The latencies since `before`, an earlier state of the same histogram; `None` if it has begun
+    /// anew.
     #[must_use]
     pub fn since(&self, before: &Self) -> Option<Self> {
         let mut then = before.buckets.iter().copied().peekable();
@@ -78,8 +79,8 @@ impl Distribution {
         then.peek().is_none().then_some(Self { sum_ns, buckets })
     }
 
-    /// So many of 1000 took no longer than this, in nanoseconds, to the width of a bucket; `None`
-    /// when there were none.
+    /// The latency in nanoseconds that `permille` of 1000 did not exceed, to the width of a bucket;
+    /// `None` without any.
     pub fn percentile(&self, permille: u64) -> Option<u64> {
         let rank = (self.count() * permille).div_ceil(1000).max(1);
         let mut seen = 0;
@@ -90,7 +91,7 @@ impl Distribution {
         found.map(|(bound, _)| *bound)
     }
 
-    /// This one and another together.
+    /// The sum of this distribution and another.
     #[must_use]
     pub fn with(&self, other: &Self) -> Self {
         let mut all = std::collections::BTreeMap::new();
@@ -121,7 +122,7 @@ mod tests {
         assert_eq!(since.percentile(990), Some(31));
         assert_eq!(after.since(&after).unwrap().percentile(500), None);
         assert_eq!(before.with(&since), after);
-        // A daemon that has begun anew.
+        // A restarted daemon.
         assert_eq!(before.since(&after), None);
         assert_eq!(of(0, &[]).since(&before), None);
         assert_eq!(of(200, &[(9, 3)]).since(&before), None);

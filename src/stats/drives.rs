@@ -4,7 +4,7 @@ use super::time::with;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What a drive is to its volume.
+/// The role of a drive in its volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -56,7 +56,7 @@ impl Operation {
 /// A drive on which something has failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failing {
-    /// What it is to the volume.
+    /// The drive's role in the volume.
     pub role: Role,
     /// Its path.
     pub path: String,
@@ -73,11 +73,11 @@ pub struct Failure {
     pub errno: i32,
     /// Its name and words: `ENOSPC: No space left on device`.
     pub reason: String,
-    /// How many.
+    /// Number of failures.
     pub count: u64,
-    /// Where the last one began on the drive, in bytes; 0 of a flush.
+    /// Offset of the last one on the drive, in bytes; 0 for a flush.
     pub offset: u64,
-    /// How much it was for, in bytes; 0 of a flush.
+    /// Length of the last one, in bytes; 0 for a flush.
     pub bytes: u64,
     /// When the first one was, in seconds since 1970.
     pub first_unix_s: u64,
@@ -101,7 +101,7 @@ impl Failing {
         self.failures.iter().map(|failure| failure.last_unix_s).max().unwrap_or(0)
     }
 
-    /// How many have failed.
+    /// Number of failed requests.
     pub fn count(&self) -> u64 {
         self.failures.iter().map(|failure| failure.count).sum()
     }

@@ -1,18 +1,18 @@
-//! How a volume is, judged by its counters: in one word, and what there is to be done about.
+//! The health of a volume, judged by its counters: one word, and the list of its troubles.
 //!
-//! Invariant: whatever says how a volume is (commands, the daemon's log, metrics) says it by this.
+//! Invariant: commands, the daemon's log and metrics report the health of a volume from here.
 
 use super::drives::{Failure, Operation, Role};
 use super::time::with;
 use super::{LogStats, Stats};
 use serde::{Deserialize, Serialize};
 
-/// A drive that has failed a request is told of for so long, in seconds.
+/// How long a drive that has failed a request is reported, in seconds.
 const RECENT: u64 = 3600;
-/// Ranges of blocks that are named.
+/// Most ranges of blocks that are named.
 const RANGES_SHOWN: usize = 20;
 
-/// How a volume is, in one word; the worst that is true.
+/// The health of a volume in one word: the worst that applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Health {
@@ -45,7 +45,7 @@ impl Health {
     }
 }
 
-/// What a trouble is about: of each there is one at most.
+/// The subject of a trouble; at most one trouble has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum About {
     /// Blocks are lost.
@@ -78,7 +78,7 @@ impl Trouble {
 }
 
 impl Stats {
-    /// What is wrong at a time, in seconds since 1970; the worst first.
+    /// What is wrong at the time `now`, in seconds since 1970; the worst first.
     pub fn troubles(&self, now: u64) -> Vec<Trouble> {
         let mut all = Vec::new();
         all.extend(self.loss().map(|text| Trouble::new(Health::Lost, About::Loss, text)));
@@ -107,20 +107,20 @@ impl Stats {
         all
     }
 
-    /// How the volume is at a time, in seconds since 1970.
+    /// The health of the volume at the time `now`, in seconds since 1970.
     pub fn health_at(&self, now: u64) -> Health {
         self.troubles(now).iter().map(|trouble| trouble.health).max().unwrap_or_default()
     }
 
-    /// Bytes of data that there is room for, if that is less than an eighth of the volume and less
-    /// than what was not written yet.
+    /// Bytes of data that still fit, if they are less than an eighth of the volume and less than
+    /// what was not written yet.
     fn short_of(&self) -> Option<u64> {
         let written = self.orig_data_bytes + self.blocks_same * crate::BLOCK_SIZE as u64;
         let unwritten = self.disk_size_bytes.saturating_sub(written);
         self.room_bytes.filter(|&room| room < self.disk_size_bytes / 8 && room < unwritten)
     }
 
-    /// Blocks that are lost.
+    /// Number of lost blocks.
     pub fn lost_blocks(&self) -> u64 {
         self.log_lost_blocks.iter().map(|(_, count)| count).sum()
     }
@@ -153,7 +153,7 @@ fn failed_log(log: &LogStats) -> Option<Trouble> {
     Some(Trouble::new(health, About::Log, text))
 }
 
-/// Ranges of blocks, given as first block and count, in words; the first ones of many.
+/// Ranges of blocks, given as first block and count, in words; of many, the first.
 pub fn ranges(all: &[(u64, u64)]) -> String {
     let range = |&(block, count): &(u64, u64)| match count {
         1 => block.to_string(),

@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 const PAGE: u64 = 4096;
 
-/// The two percentages of old: stored blocks at most half their size, and above three quarters.
+/// The two historic percentages: stored blocks at most half their size, and above three quarters.
 fn quality(stats: &Stats) -> (u64, u64) {
     let percent = |part: u64| (100 * part).checked_div(stats.blocks_stored).unwrap_or(0);
     (percent(stats.blocks_good), percent(stats.blocks_poor))

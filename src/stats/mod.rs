@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 pub struct Latency {
     /// How many requests were measured.
     pub count: u64,
-    /// All of them added up.
+    /// The sum of all latencies.
     #[serde(default)]
     pub sum_ns: u64,
     /// The arithmetic mean.
@@ -41,7 +41,7 @@ pub struct Latency {
 pub struct Requests {
     /// Requests that ended, well or badly.
     pub requests: u64,
-    /// Bytes they asked for (those that failed too).
+    /// Bytes requested, also by those that failed.
     pub bytes: u64,
     /// Those that ended with an error.
     pub failed: u64,
@@ -128,13 +128,13 @@ pub struct Stats {
     /// Blocks that are compressed together with their neighbours.
     #[serde(default)]
     pub blocks_clustered: u64,
-    /// Part of `compr_data_bytes`: what those take, headers included.
+    /// Part of `compr_data_bytes`: what those blocks take, headers included.
     #[serde(default)]
     pub cluster_bytes: u64,
     /// Blocks recompressed so far.
     #[serde(default)]
     pub blocks_recompressed: u64,
-    /// Bytes that those took less afterwards.
+    /// Bytes that recompressing has saved.
     #[serde(default)]
     pub recompress_saved_bytes: u64,
     /// Groups of neighbours that were tried, and left because too little would have been saved.
@@ -168,14 +168,13 @@ pub struct Stats {
     /// Bytes written to the spill device.
     #[serde(default)]
     pub spill_written_bytes: u64,
-    /// Bytes that may still be written to it before its daily limit lets no more through; absent
-    /// without such a limit.
+    /// Bytes that the daily limit of the spill device still allows; absent without such a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spill_allowed_bytes: Option<u64>,
     /// Slots on the spill device, of a segment each; 0 where there is none.
     #[serde(default)]
     pub spill_slots: u64,
-    /// Of those, the ones that hold something.
+    /// Slots that hold a segment.
     #[serde(default)]
     pub spill_slots_used: u64,
     /// Segments that went down to the spill device so far.
@@ -184,7 +183,7 @@ pub struct Stats {
     /// Blocks that are on the spill device and not in memory.
     #[serde(default)]
     pub spilled_blocks: u64,
-    /// Bytes of their records.
+    /// Bytes of the records of those blocks.
     #[serde(default)]
     pub spilled_bytes: u64,
     /// Blocks that came back into memory because they were read again.
@@ -193,8 +192,7 @@ pub struct Stats {
     /// Requests to the spill device that failed.
     #[serde(default)]
     pub spill_errors: u64,
-    /// Whether the spill device failed to take what it was given last: it is tried again in at most
-    /// a minute.
+    /// Whether the last write to the spill device failed: it is tried again in at most a minute.
     #[serde(default)]
     pub spill_failed: bool,
 
@@ -208,14 +206,14 @@ pub struct Stats {
     /// Whether a user has taken note of all of those.
     #[serde(default)]
     pub log_loss_noted: bool,
-    /// The copies of a backing store's blocks, where there is one.
+    /// The read cache of a backing store, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheStats>,
     /// Drives on which something has failed, since the daemon began.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drives: Vec<drives::Failing>,
-    /// Bytes of data that a volume in memory has room for yet, if they compress as what is stored
-    /// does. Absent while too little is stored to tell.
+    /// Bytes of data that still fit into a volume in memory, if they compress like what is stored.
+    /// Absent while too little is stored to tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub room_bytes: Option<u64>,
     /// How the volume is, in one word.
@@ -235,7 +233,7 @@ impl Stats {
         ]
     }
 
-    /// The same of a volume that keeps copies of its backing store's blocks.
+    /// These counters with those of the read cache.
     #[must_use]
     pub fn with_cache(self, cache: Option<CacheStats>) -> Self {
         let Some(copies) = cache else { return self };
@@ -255,8 +253,8 @@ pub struct CacheStats {
     pub limit_bytes: u64,
     /// All its memory.
     pub used_bytes: u64,
-    /// Whether the limit is in the way: nearly all of it is in use, or something had to go since it
-    /// is what it is.
+    /// Whether the limit binds: nearly all of it is in use, or copies were evicted since the limit
+    /// was set.
     #[serde(default)]
     pub full: bool,
     /// Part of `used_bytes`: index, ghosts, tables.
@@ -271,24 +269,24 @@ pub struct CacheStats {
     pub hit_blocks: u64,
     /// Blocks read that had none.
     pub missed_blocks: u64,
-    /// Nanoseconds that the backing store took to give them.
+    /// Nanoseconds that the backing store took to read the missed blocks.
     #[serde(default)]
     pub missed_ns: u64,
     /// Reads of which some blocks had a copy and others had none.
     pub requests_mixed: u64,
-    /// Reads that went past the cache, because as many as it has memory for were under way.
+    /// Reads that bypassed the cache, because it has no memory for more of them in flight.
     pub requests_bypassed: u64,
     /// Copies that were made.
     pub kept_blocks: u64,
-    /// Copies that left to make room.
+    /// Copies that were evicted to make room.
     pub evicted_blocks: u64,
-    /// Blocks missed that had left not long before.
+    /// Missed blocks that had been evicted not long before.
     pub ghosts_hit_blocks: u64,
     /// Blocks that were read ahead and kept.
     pub ahead_blocks: u64,
-    /// Of those, the ones that a read asked for.
+    /// Blocks read ahead that a read asked for.
     pub ahead_used_blocks: u64,
-    /// And the ones that left before a read did.
+    /// Blocks read ahead that were evicted before a read asked for them.
     pub ahead_useless_blocks: u64,
     /// Copies whose check word did not hold; they were read again from the backing store.
     pub damaged_copies: u64,
@@ -303,7 +301,7 @@ pub struct CacheStats {
 pub struct LogStats {
     /// Segments of the log (historic: `nr_segments`).
     pub segments: u64,
-    /// Segments that are not written back: they may hold what the backing store lacks.
+    /// Segments that are not written back: they may hold dirty blocks.
     pub segments_used: u64,
     /// Segments that are written back and still serve reads.
     #[serde(default)]
@@ -319,12 +317,12 @@ pub struct LogStats {
     /// Number of the newest segment (historic: `current_id`, `cursor`).
     #[serde(default)]
     pub segment_newest: u64,
-    /// Blocks that the backing store lacks (historic: `nr_dirty_cache_blocks`).
+    /// Dirty blocks: the backing store lacks them (historic: `nr_dirty_cache_blocks`).
     pub blocks_dirty: u64,
-    /// Blocks that the log has and the backing store, too.
+    /// Clean blocks: the log has them, and the backing store, too.
     #[serde(default)]
     pub blocks_clean: u64,
-    /// Of the blocks read from the log, those that the backing store has, too.
+    /// Blocks read from the log that were clean.
     #[serde(default)]
     pub reads_clean: u64,
     /// Blocks of the backing store that were appended because they were read again and again.
@@ -334,16 +332,16 @@ pub struct LogStats {
     /// freed, because they had been read.
     #[serde(default)]
     pub copies_kept_again: u64,
-    /// Bytes that both took.
+    /// Bytes that both kinds of copies took.
     #[serde(default)]
     pub copies_bytes: u64,
-    /// Blocks that the backing store has whose segment was freed.
+    /// Clean blocks whose segment was freed.
     #[serde(default)]
     pub copies_released: u64,
-    /// Blocks that could not be read from the log, and were from the backing store.
+    /// Blocks that could not be read from the log, and were read from the backing store.
     #[serde(default)]
     pub copies_damaged: u64,
-    /// Whether what the log had of the backing store when the volume came up has served since.
+    /// Whether the clean blocks that the log had when the volume came up have served reads since.
     #[serde(default)]
     pub warm: bool,
     /// Memory of the index.
@@ -352,10 +350,10 @@ pub struct LogStats {
     pub blocks_appended: u64,
     /// Bytes of those blocks, before compression.
     pub asked_bytes: u64,
-    /// Of those blocks, the ones that were compressed together with their neighbours.
+    /// Appended blocks that were compressed together with their neighbours.
     #[serde(default)]
     pub blocks_clustered: u64,
-    /// Bytes that these took, compressed.
+    /// Bytes that those blocks took, compressed.
     #[serde(default)]
     pub cluster_bytes: u64,
     /// Bytes written to the log's drive.
@@ -364,13 +362,13 @@ pub struct LogStats {
     pub checkpoint_bytes: u64,
     /// Checkpoints made.
     pub checkpoints: u64,
-    /// Bytes of chunks closed since the last one began.
+    /// Bytes of chunks closed since the last checkpoint began.
     #[serde(default)]
     pub since_checkpoint_bytes: u64,
     /// Chunks closed.
     pub chunks: u64,
-    /// Of those, chunks closed with room for more, because a request waited for the commit, or no
-    /// write came (historic: `nr_partial_flushed`).
+    /// Chunks closed with room for more, because a request waited for the commit, or no write came
+    /// (historic: `nr_partial_flushed`).
     #[serde(default)]
     pub chunks_partial: u64,
     /// Blocks read from the log's memory.
@@ -385,7 +383,7 @@ pub struct LogStats {
     /// Blocks read that the log did not have.
     #[serde(default)]
     pub reads_backing: u64,
-    /// Requests' parts that read less than a block.
+    /// Parts of requests that read less than a block.
     #[serde(default)]
     pub reads_partial: u64,
     /// Blocks written that the log had in memory.
@@ -397,7 +395,7 @@ pub struct LogStats {
     /// Blocks written that the log did not have.
     #[serde(default)]
     pub writes_new: u64,
-    /// Requests' parts that wrote less than a block, and had to read it first.
+    /// Parts of requests that wrote less than a block, and had to read it first.
     #[serde(default)]
     pub writes_partial: u64,
     /// Bytes that writeback wrote to the backing store.
@@ -411,7 +409,7 @@ pub struct LogStats {
     /// it is durable. The flush requests' own times have the wait for an earlier commit, too.
     #[serde(default)]
     pub commits: Latency,
-    /// Actions of the log's drive that failed.
+    /// Requests to the log's drive that failed.
     pub errors: u64,
     /// Windows of writeback that ended well.
     pub windows: u64,
@@ -425,16 +423,16 @@ pub struct LogStats {
     pub windows_unread: u64,
     /// Whether the log's drive failed for good.
     pub failed: bool,
-    /// When it did, in seconds since 1970.
+    /// When the log's drive failed, in seconds since 1970.
     #[serde(default)]
     pub failed_unix_s: u64,
-    /// Whether it failed, and what it holds is being brought to the backing store.
+    /// Whether the log has failed, and its data is being brought to the backing store.
     #[serde(default)]
     pub rescuing: bool,
-    /// Whether it failed, and writes go to the backing store.
+    /// Whether the log has failed, and writes go to the backing store.
     #[serde(default)]
     pub through: bool,
-    /// Since when, in seconds since 1970.
+    /// Since when writes go to the backing store, in seconds since 1970.
     #[serde(default)]
     pub through_unix_s: u64,
     /// The backing store alone was last a past state of the volume: that of this time at the

@@ -1,4 +1,4 @@
-//! Moments in words: RFC 3339, in UTC. A time of before 2001 is none: the clock was not set.
+//! Moments in words: RFC 3339, in UTC. A time before 2001 counts as none: the clock was not set.
 
 /// Seconds since 1970 as `2026-11-21T14:03:05Z`; the calendar is Howard Hinnant's
 /// `civil_from_days`.
@@ -19,7 +19,7 @@ pub fn rfc3339(unix_s: u64) -> String {
 /// An earlier time, in seconds since 1970, means that the clock was not set.
 const CLOCK_SET: u64 = 978_307_200;
 
-/// The same after a word like ` at` or ` since`; nothing if the machine did not know the time.
+/// The time after a word like ` at` or ` since`; empty if the clock was not set.
 pub fn with(word: &str, unix_s: u64) -> String {
     if unix_s < CLOCK_SET { String::new() } else { format!("{word} {}", rfc3339(unix_s)) }
 }

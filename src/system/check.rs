@@ -1,17 +1,17 @@
-//! What a machine has for an export, and how to get what is missing.
+//! Checks what an export needs from the machine, and tells how to get what is missing.
 //!
-//! Invariant: only what does not work has something to do about it.
+//! Invariant: only a check that fails has a hint.
 
 /// One thing that the export needs or profits from.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Check {
-    /// What was looked at: `/dev/fuse`.
+    /// What was checked, such as `/dev/fuse`.
     pub what: &'static str,
     /// Whether it is there and usable.
     pub works: bool,
     /// What was found, or why it does not work.
     pub found: String,
-    /// How to get it; empty when it works.
+    /// How to get it; empty if it works.
     pub hint: &'static str,
 }
 

@@ -1,16 +1,15 @@
-//! Work on a device of this process that the kernel may answer only with the help of this process,
-//! done by a process of its own: `ztier helper TASK`.
+//! Runs a task on a device of this process in another process, `ztier helper TASK`, if the kernel
+//! may need this process to complete the task.
 //!
-//! A thread that waits in the kernel for a request that its own process serves can't be ended: when
-//! the process is killed no thread answers any more, the one that waits does not return before it
-//! has an answer, and the kernel closes the descriptors of a process, which fails the request, only
-//! when the last thread is gone. Opening and closing the FUSE file, attaching, detaching and
-//! growing its loop device, reading its partitions and setting its queue can all wait that way. A
-//! helper has none of the descriptors of its parent, so its requests fail as soon as the parent is
-//! gone.
+//! A thread that waits in the kernel for a request to its own process cannot be killed: after the
+//! kill no thread answers the request, so the waiting thread does not return. The kernel closes the
+//! descriptors of a process, which fails the request, only when its last thread is gone. Opening
+//! and closing the FUSE file, attaching, detaching and growing its loop device, reading its
+//! partitions and setting its queue can all wait that way. A helper has none of its parent's
+//! descriptors, so its requests fail as soon as the parent is gone.
 //!
-//! Invariants: a process that serves a device has a helper do each [`Task`] on it; it waits for the
-//! helper no longer than [`LIMIT`]; a helper whose parent is gone undoes what it has attached.
+//! Invariants: a process that serves a device leaves each [`Task`] on it to a helper; it waits for
+//! the helper no longer than [`LIMIT`]; a helper whose parent is gone undoes what it has attached.
 
 use super::loopdev;
 use crate::error::{Context, Error, Result, Status};
@@ -23,44 +22,44 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a helper may take: longer than what it waits for by itself.
+/// How long a helper may take: longer than its own waits.
 const LIMIT: Duration = Duration::from_secs(20);
 /// The most bytes of a helper's answer.
 const LONGEST: usize = 16 << 10;
 
-/// The word by which a helper is started: `ztier helper TASK`.
+/// The word that starts a helper: `ztier helper TASK`.
 pub const WORD: &str = "helper";
 
-/// What a helper does.
+/// A helper's task.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "lowercase")]
 pub(crate) enum Task {
-    /// Makes a loop device on a file; the outcome is its path.
+    /// Attaches a loop device to a file; the outcome is the path of the device.
     Attach {
         /// The file.
         file: PathBuf,
         /// Bytes of a logical block.
         block_size: u32,
-        /// Whether requests may wait for a drive.
+        /// Whether requests may wait for a drive; see [`loopdev::tune`].
         waits: bool,
     },
-    /// Takes a loop device off its file.
+    /// Detaches a loop device from its file.
     Detach {
         /// The device.
         device: PathBuf,
-        /// The file that it must show.
+        /// The expected backing file.
         file: PathBuf,
-        /// Whether requests may wait for a drive.
+        /// Whether requests may wait for a drive; see [`loopdev::tune`].
         waits: bool,
     },
-    /// Makes a loop device as large as its file.
+    /// Grows a loop device to the size of its file.
     Grow {
         /// The device.
         device: PathBuf,
-        /// The file that it must show.
+        /// The expected backing file.
         file: PathBuf,
     },
-    /// Writes values to files below `/sys`, as far as the kernel takes them.
+    /// Writes values to files below `/sys`. Best effort: the kernel may refuse some.
     Set {
         /// Files and values.
         values: Vec<(PathBuf, String)>,
@@ -72,21 +71,21 @@ pub(crate) enum Task {
 pub enum Helper {
     /// A process of this program, `ztier`.
     Program(PathBuf),
-    /// This process itself. If it is killed while it waits for itself, it stays until its FUSE
-    /// connection is aborted: not for daemons.
+    /// This process itself, not for daemons: if it is killed while it waits for its own answer, it
+    /// stays until its FUSE connection is aborted.
     Here,
 }
 
 impl Helper {
-    /// For a process that is `ztier`.
+    /// The helper of a process that is itself `ztier`.
     pub fn of_this_program() -> Self {
         Self::Program("/proc/self/exe".into())
     }
 
-    /// Has `task` done. Returns its outcome.
+    /// Runs `task`, and returns its outcome.
     ///
     /// # Errors
-    /// Those of the task; or that no helper can be started, or that it does not end in time.
+    /// The task fails; or no helper can be started, or it does not end in time.
     pub(crate) fn run(&self, task: &Task) -> Result<String> {
         match self {
             Self::Here => task.run(),
@@ -103,7 +102,7 @@ enum Answer {
     Failed(Status, String),
 }
 
-/// Has a helper do `task`.
+/// Runs `task` in a helper process.
 fn delegate(program: &Path, task: &Task) -> Result<String> {
     let what = || format!("cannot start a helper ({})", task.describe());
     let order = serde_json::to_string(task).context(what())?;
@@ -111,7 +110,7 @@ fn delegate(program: &Path, task: &Task) -> Result<String> {
         .arg0("ztier")
         .args([WORD, &order])
         .current_dir("/")
-        // What a terminal signals is for the daemon, which ends in order.
+        // A terminal's signals are for the daemon, which ends in order.
         .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -132,7 +131,7 @@ fn delegate(program: &Path, task: &Task) -> Result<String> {
     }
 }
 
-/// All that a helper says; `None` if that does not end in time.
+/// All output of a helper; `None` if it does not end in time.
 fn listen(mut out: ChildStdout, deadline: Instant) -> Option<Vec<u8>> {
     let mut text = Vec::new();
     loop {
@@ -151,18 +150,18 @@ fn listen(mut out: ChildStdout, deadline: Instant) -> Option<Vec<u8>> {
     }
 }
 
-/// Ends a helper that is late. It may wait in the kernel until its request is answered.
+/// Ends a late helper. It may wait in the kernel until its request is answered.
 fn end(mut child: Child) {
-    let _ = child.kill(); // it may have ended just now
+    let _ = child.kill(); // the helper may have ended just now
     let wait = move || child.wait();
-    // Without the thread the process stays in the list until this one ends, and does nothing else.
+    // Without this thread, the ended helper stays a zombie until this process ends.
     let _ = std::thread::Builder::new().name("ztier-reaper".to_owned()).spawn(wait);
 }
 
-/// Does what a daemon asks of this process, and tells it the outcome on standard output.
+/// Runs the task of a daemon in this process, and writes its outcome to standard output.
 ///
 /// # Errors
-/// When the task is none.
+/// `order` is no task.
 pub fn main(order: &str) -> Result<()> {
     let task: Task = serde_json::from_str(order)
         .context("cannot understand the task of a helper")
@@ -201,15 +200,15 @@ impl Task {
         }
     }
 
-    /// Undoes what came of the task.
+    /// Undoes the outcome of the task.
     fn undo(&self, outcome: &str) {
         if let Self::Attach { file, .. } = self {
-            // What stays is found by the file behind it.
+            // If this fails, the next daemon finds the device by its backing file.
             let _ = loopdev::detach(Path::new(outcome), file);
         }
     }
 
-    /// In words.
+    /// The task in words, for messages.
     fn describe(&self) -> String {
         match self {
             Self::Attach { file, .. } => format!("attaching {}", file.display()),
@@ -222,7 +221,7 @@ impl Task {
 
 fn set(values: &[(PathBuf, String)]) -> String {
     for (file, value) in values {
-        let _ = fs::write(file, value); // a kernel that does not take it goes on as it is
+        let _ = fs::write(file, value); // if the kernel refuses the value, the old one stays
     }
     String::new()
 }

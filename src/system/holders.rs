@@ -1,9 +1,9 @@
 //! The holders of a block device or a file: mounts, swap, stacked devices, processes.
 //!
-//! Invariant: only `/proc`, `/sys` and device nodes are looked at; files of any mounted file system
-//! are named by their links in `/proc/PID/fd` and never opened or asked for attributes, so that a
-//! dead or slow server can't stop the search. What a process in another mount namespace mounted is
-//! found through its own mount table.
+//! Invariant: this module looks only at `/proc`, `/sys` and device nodes. It names files of mounted
+//! file systems by their links in `/proc/PID/fd`, and never opens them or asks for attributes, so a
+//! dead or slow server can't stop the search. It finds a mount in another mount namespace through
+//! the mount table of a process there.
 
 use super::mounts::{MountEntry, mounted_on, mounts, mounts_in, swaps};
 use crate::media::process_name;
@@ -12,9 +12,9 @@ use std::fs;
 use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Everything that holds the block device `device` or a partition of it open, besides this process,
-/// in words (`mounted on /mnt`, `swap`, `process 123 (fio)`). Best effort: what belongs to other
-/// users is visible to root only.
+/// The holders of the block device `device` or a partition of it, except this process, in words
+/// (`mounted on /mnt`, `swap`, `process 123 (fio)`). Best effort: only root sees the holders of
+/// other users.
 pub(crate) fn of_block_device(device: &Path) -> Vec<String> {
     let nodes = nodes(device);
     let is_mount = |m: &MountEntry| nodes.iter().any(|n| is_mount_of(m, &n.path, n.number));
@@ -43,7 +43,7 @@ pub fn is_swap(device: &Path) -> bool {
     swaps().iter().any(|s| is_same_device(s, device))
 }
 
-/// What the kernel swaps to on `device`: itself, or partitions of it.
+/// The swap areas on `device`: the device itself, or partitions of it.
 pub(crate) fn swaps_on(device: &Path) -> Vec<PathBuf> {
     let nodes = nodes(device);
     swaps().into_iter().filter(|swap| nodes.iter().any(|node| node.is(swap))).collect()
@@ -64,7 +64,7 @@ impl Node {
     }
 }
 
-/// A block device and its partitions: a holder of one of those holds all of it.
+/// A block device and its partitions: a holder of a partition holds the whole device.
 fn nodes(device: &Path) -> Vec<Node> {
     let sys = Path::new("/sys/block").join(device.file_name().unwrap_or_default());
     let parts = entries(&sys).filter(|dir| dir.join("partition").exists());
@@ -73,19 +73,19 @@ fn nodes(device: &Path) -> Vec<Node> {
     all.map(|(path, sys)| Node { number: device_number(&path), path, sys }).collect()
 }
 
-/// Whether `node` is the block device `device`, by another name maybe.
+/// Whether `node` is the block device `device`, perhaps under another name.
 pub(super) fn is_same_device(node: &Path, device: &Path) -> bool {
     let number = device_number(device);
     node == device || (number.is_some() && device_number(node) == number)
 }
 
-/// Whether what is mounted on `point` is on `device`.
+/// Whether the file system mounted on `point` is on `device`.
 pub(super) fn mounted_at(device: &Path, point: &Path) -> bool {
     mounted_on(point).is_some_and(|m| is_mount_of(&m, device, device_number(device)))
 }
 
-/// Everything that holds the file `file` or its directory, which is a mount of its own, besides
-/// this process and the loop device `ours`.
+/// The holders of the file `file` or of its directory, which is a mount of its own, except this
+/// process and the loop device `ours`.
 #[cfg(feature = "fuse")]
 pub(crate) fn of_file(file: &Path, ours: Option<&Path>) -> Vec<String> {
     let mut held: BTreeSet<String> = loops_over(file)
@@ -101,7 +101,7 @@ pub(crate) fn of_file(file: &Path, ours: Option<&Path>) -> Vec<String> {
     held.into_iter().collect()
 }
 
-/// The loop devices that show `file`.
+/// The loop devices whose backing file is `file`.
 pub(super) fn loops_over(file: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in entries(Path::new("/sys/block")) {
@@ -115,12 +115,12 @@ pub(super) fn loops_over(file: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The file behind a loop device, as the kernel names it; `None` when it is not attached.
+/// The backing file of a loop device, as the kernel names it; `None` if the device has none.
 pub(crate) fn backing_file(device: &Path) -> Option<PathBuf> {
     let sys = Path::new("/sys/block").join(device.file_name()?).join("loop/backing_file");
     let text = fs::read_to_string(sys).ok()?;
     let text = text.strip_suffix('\n').unwrap_or(&text);
-    // The kernel adds this when the file or its mount is gone from the tree.
+    // The kernel appends this if the file or its mount was removed from the tree.
     Some(PathBuf::from(text.strip_suffix(" (deleted)").unwrap_or(text)))
 }
 
@@ -133,11 +133,11 @@ fn device_number(node: &Path) -> Option<(u32, u32)> {
 }
 
 fn is_mount_of(m: &MountEntry, device: &Path, number: Option<(u32, u32)>) -> bool {
-    // Some file systems (btrfs) have device numbers of their own: go by the source as well.
+    // Some file systems (btrfs) have their own device numbers: compare the source, too.
     Some(m.device) == number || m.source == device
 }
 
-/// Mounts in other mount namespaces for which `is_mount`, one line each.
+/// Mounts in other mount namespaces that satisfy `is_mount`, one line each.
 fn foreign_mounts(is_mount: impl Fn(&MountEntry) -> bool) -> Vec<String> {
     let own = fs::read_link("/proc/self/ns/mnt").ok();
     let mut seen = BTreeSet::new();
@@ -157,8 +157,8 @@ fn foreign_mounts(is_mount: impl Fn(&MountEntry) -> bool) -> Vec<String> {
     held
 }
 
-/// The processes, besides this one, that have something open or for their directory whose link
-/// satisfies `is_it`.
+/// The processes, except this one, with an open file, working directory or root directory whose
+/// link satisfies `is_it`.
 fn processes(is_it: impl Fn(&Path) -> bool) -> Vec<String> {
     let me = std::process::id();
     pids()

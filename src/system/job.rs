@@ -1,9 +1,8 @@
-//! A program that runs with little memory above a volume: whose it is, and the cgroup that it is
-//! in.
+//! A program that `ztier run` runs with little memory above a volume: its runner and its cgroup.
 //!
-//! Invariants: whether the runner lives is told by process number and time of start together, so
-//! that a number that was given out again counts as no runner; only a cgroup that has the name of
-//! one of ours is ever emptied or removed, and no two runs have one of the same name.
+//! Invariants: process number and start time together identify the runner, so that a reused number
+//! counts as no runner; only a cgroup whose name has ztier's prefix is ever emptied or removed, and
+//! no two runs use the same name.
 
 use super::mounts::{Hierarchy, hierarchies};
 use crate::error::{Context, Error, Result};
@@ -18,31 +17,31 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What the names of our cgroups begin with.
+/// Prefix of the names of ztier's cgroups.
 const PREFIX: &str = "ztier-";
-/// How long processes that were killed may take to be gone.
+/// How long killed processes may take to end.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How often to look whether they are.
+/// Interval between checks whether they have ended.
 const GLANCE: Duration = Duration::from_millis(2);
-/// How many processes are held at once to be killed: each takes a descriptor.
+/// Processes killed at a time: each takes a descriptor.
 const HANDLES: usize = 64;
 
-/// A program that `ztier run` has started, or is about to.
+/// A program that `ztier run` has started or is about to start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
-    /// The process that runs it and waits for it.
+    /// The process that runs the program and waits for it.
     pub pid: u32,
-    /// When that began, in clock ticks since the machine did.
+    /// Start time of that process, in clock ticks since the machine started.
     pub started: u64,
-    /// The directory of its cgroup.
+    /// Directory of the program's cgroup.
     pub cgroup: PathBuf,
 }
 
 impl Job {
-    /// A job of this process, in the cgroup directory `cgroup`.
+    /// A job that this process runs in the cgroup directory `cgroup`.
     ///
     /// # Errors
-    /// The kernel does not say when this process began.
+    /// The kernel does not tell the start time of this process.
     pub fn of_this_process(cgroup: PathBuf) -> Result<Self> {
         let pid = std::process::id();
         let started = started(pid)
@@ -50,25 +49,25 @@ impl Job {
         Ok(Self { pid, started, cgroup })
     }
 
-    /// A handle of the process that runs it, which becomes readable when that ends; `None` when it
-    /// has ended, also while its parent has not heard of that.
+    /// A handle of the runner, which becomes readable when the runner ends. `None` if it has ended,
+    /// even if its parent has not waited for it.
     pub fn runner(&self) -> Option<OwnedFd> {
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw)?;
         let handle = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        // Looked up after the handle was opened, so both are of the same process.
+        // Read after the handle was opened, so both belong to the same process.
         (started(self.pid) == Some(self.started) && !ended(&handle)).then_some(handle)
     }
 
-    /// Whether its cgroup is there.
+    /// Whether the cgroup exists.
     pub fn exists(&self) -> bool {
         self.is_ours() && self.cgroup.is_dir()
     }
 
-    /// Ends all that is in its cgroup and in those below, which its program may have made, and
-    /// removes them. Returns how many processes had to be ended.
+    /// Ends all processes in the cgroup and in cgroups below it, which the program may have made,
+    /// and removes these. Returns the number of processes that it ended.
     ///
     /// # Errors
-    /// A process can't be ended within 20 s, or a directory can't be removed.
+    /// A process does not end within 20 s, or a directory can't be removed.
     pub fn clear(&self) -> Result<usize> {
         if !self.exists() {
             return Ok(0);
@@ -76,7 +75,7 @@ impl Job {
         let mut ended = 0;
         let deadline = Instant::now() + PATIENCE;
         loop {
-            // Anew each time: there may be more of them by now.
+            // Read anew each time: the program may have made more.
             let tree = tree(&self.cgroup);
             ended = ended.max(tree.iter().map(|dir| processes(dir).len()).sum());
             self.kill(&tree);
@@ -90,10 +89,10 @@ impl Job {
         }
     }
 
-    /// Kills all that is in its cgroup and in those below, which `tree` names.
+    /// Kills all processes in the cgroup and in those below, which `tree` names.
     fn kill(&self, tree: &[PathBuf]) {
-        // So the kernel misses none, also of those that are just being made. Version 2 has that
-        // since Linux 5.14.
+        // With this file the kernel misses no process, not even one that is just being made.
+        // Version 2 has it since Linux 5.14.
         let all = fs::OpenOptions::new().write(true).open(self.cgroup.join("cgroup.kill"));
         if all.and_then(|mut file| file.write_all(b"1")).is_err() {
             tree.iter().for_each(|dir| kill_in(dir));
@@ -107,7 +106,7 @@ impl Job {
     }
 }
 
-/// The cgroup `dir` and all below it, each after those in it.
+/// The cgroup `dir` and all below it, children before their parents.
 fn tree(dir: &Path) -> Vec<PathBuf> {
     let mut all = vec![dir.to_owned()];
     let mut seen = 0;
@@ -122,27 +121,28 @@ fn tree(dir: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// The processes in the cgroup `dir` alone.
+/// The processes in the cgroup `dir`, without those below.
 fn processes(dir: &Path) -> Vec<Pid> {
     let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
     text.lines().filter_map(|line| Pid::from_raw(line.trim().parse().ok()?)).collect()
 }
 
-/// Kills the processes in the cgroup `dir` alone.
+/// Kills the processes in the cgroup `dir`, without those below.
 fn kill_in(dir: &Path) {
     for some in processes(dir).chunks(HANDLES) {
         let handle = |pid: &Pid| Some((*pid, pidfd_open(*pid, PidfdFlags::empty()).ok()?));
         let handles: Vec<_> = some.iter().filter_map(handle).collect();
-        // A number may have been given out again before its handle was opened. One that is listed
-        // now is that of the process behind the handle, or that has ended and no process is hit.
+        // The number may have been reused before its handle was opened. If the cgroup still lists
+        // it, either the handle is of the listed process, or that process has ended and the signal
+        // hits none.
         let there = processes(dir);
         for (_, handle) in handles.iter().filter(|(pid, _)| there.contains(pid)) {
-            let _ = pidfd_send_signal(handle, Signal::KILL); // it may have ended just now
+            let _ = pidfd_send_signal(handle, Signal::KILL); // the process may have ended just now
         }
     }
 }
 
-/// Removes cgroups; what is not there is left alone without an error.
+/// Removes cgroups; a missing one is no error.
 fn remove(tree: &[PathBuf]) -> Result<()> {
     for dir in tree {
         match fs::remove_dir(dir) {
@@ -162,14 +162,14 @@ fn ended(handle: &OwnedFd) -> bool {
     matches!(retry_on_intr(|| poll(&mut looked, Some(&at_once))), Ok(1..))
 }
 
-/// When the process `pid` began, in clock ticks since the machine did.
+/// Start time of the process `pid`, in clock ticks since the machine started.
 fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold spaces and parentheses; after its last one come fields without any.
+    // The name may hold spaces and parentheses; the fields after its last one hold none.
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// A directory in which cgroups with a limit on memory can be made.
+/// A directory in which cgroups with a memory limit can be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parent {
     dir: PathBuf,
@@ -177,10 +177,10 @@ pub struct Parent {
 }
 
 impl Parent {
-    /// The nearest one to the cgroup of this process.
+    /// Finds the nearest such directory to the cgroup of this process.
     ///
     /// # Errors
-    /// There is none; the text says what to grant.
+    /// There is none; the text says what right is missing.
     pub fn find() -> Result<Self> {
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let all = hierarchies(Path::new("/proc/self/mountinfo"));
@@ -196,7 +196,8 @@ impl Parent {
             let text = fs::read_to_string(dir.join(file)).unwrap_or_default();
             text.split_whitespace().any(|word| word == "memory")
         };
-        // A cgroup with processes can't hand its controllers on; one above us may have.
+        // A cgroup with processes can't enable controllers for children; one above this process
+        // may.
         let above = own.ancestors().take_while(|dir| dir.starts_with(&top));
         for dir in above {
             if has_memory(dir, "cgroup.subtree_control") {
@@ -212,23 +213,23 @@ impl Parent {
         Ok(Self { dir: top, unified: true })
     }
 
-    /// A directory for the cgroup of a volume's job that no other job has, not even one of a volume
-    /// of the same name in another run directory or container: what is in it will be killed.
+    /// A unique directory for the cgroup of a volume's job, also among volumes of the same name in
+    /// other run directories or containers: all processes in it will be killed.
     ///
     /// # Errors
     /// The kernel has no random number.
     pub fn child(&self, volume: &str) -> Result<PathBuf> {
-        let mut unique = [0; 8]; // so few come whole
+        let mut unique = [0; 8]; // the kernel returns a request this short whole
         getrandom(&mut unique[..], GetRandomFlags::empty()).context("no random numbers")?;
         let unique = u64::from_ne_bytes(unique);
         Ok(self.dir.join(format!("{PREFIX}{volume}.{unique:016x}")))
     }
 
-    /// Makes the cgroup `dir`, with a limit on memory of `bytes`. Where cgroups have a swappiness
-    /// of their own it is set, too.
+    /// Makes the cgroup `dir` with a memory limit of `bytes`. Also sets `swappiness` where a cgroup
+    /// has its own.
     ///
     /// # Errors
-    /// It can't be made; then there is none. The text says what to grant.
+    /// The cgroup can't be made and does not exist then. The text says what right is missing.
     pub fn make(&self, dir: &Path, bytes: u64, swappiness: Option<u64>) -> Result<()> {
         let grant = |e: Error| e.hint(GRANT);
         fs::create_dir(dir)
@@ -245,17 +246,17 @@ impl Parent {
             _ => Ok(()),
         });
         if done.is_err() {
-            let _ = fs::remove_dir(dir); // the first error is the one to tell
+            let _ = fs::remove_dir(dir); // the first error is reported
         }
         done
     }
 }
 
-/// What a process without the right to make cgroups needs.
+/// The rights that a process needs to make cgroups.
 const GRANT: &str =
     "run as root where cgroups can be written, or have one handed over to this user";
 
-/// The cgroup of version 1 of this process that limits memory, if it does that there.
+/// The version 1 cgroup of this process that limits memory, if there is one.
 fn legacy(groups: &str, all: &[Hierarchy]) -> Option<PathBuf> {
     let own = groups.lines().find_map(|line| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
@@ -265,33 +266,33 @@ fn legacy(groups: &str, all: &[Hierarchy]) -> Option<PathBuf> {
     Some(found.directory(own))
 }
 
-/// The top of the cgroups of version 2, and the one of this process.
+/// The top of the version 2 hierarchy, and the cgroup of this process.
 fn unified(groups: &str, all: &[Hierarchy]) -> Option<(PathBuf, PathBuf)> {
     let own = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
     let found = all.iter().find(|h| h.unified)?;
     Some((found.point.clone(), found.directory(own)))
 }
 
-/// What a cgroup says of the programs that were in it.
+/// A cgroup's statistics of the programs that were in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
-    /// The most memory that they had at once, in bytes.
+    /// The peak of their memory, in bytes.
     pub peak_bytes: Option<u64>,
-    /// The most of their memory that was swapped out at once, in bytes, as far as the kernel says:
-    /// pages of zeros are counted, too, which newer ones do not write.
+    /// The peak of their swapped-out memory, in bytes, if the kernel reports it. It includes pages
+    /// of zeros, which newer kernels do not write.
     pub swap_peak_bytes: Option<u64>,
-    /// How long at least one of them waited for memory, in microseconds.
+    /// How long at least one program waited for memory, in microseconds.
     pub pressure_us: Option<u64>,
-    /// How many the kernel ended because memory was short.
+    /// How many programs the kernel killed because memory was short.
     pub oom_kills: Option<u64>,
 }
 
 impl Usage {
-    /// What the cgroup `dir` says now.
+    /// The present statistics of the cgroup `dir`.
     pub fn of(dir: &Path) -> Self {
         let number = |file: &str| read(dir, file)?.trim().parse::<u64>().ok();
         let peak_bytes = number("memory.peak").or_else(|| number("memory.max_usage_in_bytes"));
-        // Version 1 counts both together.
+        // Version 1 counts memory and swap together.
         let beyond =
             || Some(number("memory.memsw.max_usage_in_bytes")?.saturating_sub(peak_bytes?));
         Self {
@@ -309,7 +310,7 @@ fn read(dir: &Path, file: &str) -> Option<String> {
     fs::read_to_string(dir.join(file)).ok()
 }
 
-/// The total of the line `some` of a pressure file.
+/// The total of the line `some` of a pressure file, in microseconds.
 fn total(text: &str) -> Option<u64> {
     let line = text.lines().find(|line| line.starts_with("some "))?;
     line.split_whitespace().find_map(|word| word.strip_prefix("total="))?.parse().ok()
@@ -356,7 +357,7 @@ mod tests {
         assert!(dir.path().join("other").exists() && !dir.path().join("ztier-x").exists());
     }
 
-    /// All that is in cgroups below it, and these, of both versions as far as they are here.
+    /// Cgroups below it go with it, in both versions as far as this machine has them.
     #[test]
     fn what_a_program_has_made_below_its_cgroup_goes_with_it() {
         let all = hierarchies(Path::new("/proc/self/mountinfo"));

@@ -1,4 +1,4 @@
-//! The link by which users find a block device: `/dev/ztier/NAME`.
+//! The stable name of a block device for its users: the link `/dev/ztier/NAME`.
 //!
 //! Invariant: only links to devices of the kinds that front-ends make are replaced or removed.
 
@@ -9,8 +9,8 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// Refuses a link whose place is taken. `alive` says whether the device that an old link leads to
-/// is still in use.
+/// Refuses a link whose place is taken. `alive` tells whether the device of an old link is still in
+/// use.
 pub(crate) fn refuse_taken(link: &Path, alive: impl FnOnce(&Path) -> bool) -> Result<()> {
     let ours = device_of(link).is_some_and(|to| is_device_of_ours(&to));
     if fs::symlink_metadata(link).is_ok() && !ours {
@@ -24,11 +24,11 @@ pub(crate) fn refuse_taken(link: &Path, alive: impl FnOnce(&Path) -> bool) -> Re
     Ok(())
 }
 
-/// Links `device`, in place of a stale link of ours; makes the directory when it is missing.
+/// Links `device`, and replaces a stale link of ztier; makes the directory if it is missing.
 pub(crate) fn make(device: &Path, link: &Path) -> Result<()> {
     if let Some(dir) = link.parent() {
         let made = match fs::create_dir(dir) {
-            // All users look devices up there, whatever the umask.
+            // All users look up devices there, whatever the umask.
             Ok(()) => fs::set_permissions(dir, fs::Permissions::from_mode(0o755)),
             Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(()),
             failed => failed,
@@ -38,7 +38,8 @@ pub(crate) fn make(device: &Path, link: &Path) -> Result<()> {
     if device_of(link).is_some_and(|to| to == device) {
         return Ok(()); // udev was faster
     }
-    // In one step: udev may make the same link meanwhile. No volume has a name that begins so.
+    // Replaced in one step: udev may make the same link meanwhile. No volume's name begins with a
+    // dot.
     let mut new = OsString::from(".new.");
     new.push(link.file_name().unwrap_or_default());
     let new = link.with_file_name(new);
@@ -49,21 +50,21 @@ pub(crate) fn make(device: &Path, link: &Path) -> Result<()> {
     .context(format!("cannot link {}", link.display()))
 }
 
-/// Removes the link while it is still ours; an administrator may have put something else there.
+/// Removes the link if it still leads to `device`; an administrator may have replaced it.
 pub(crate) fn remove(device: &Path, link: &Path) {
     if device_of(link).is_some_and(|to| to == device) {
         let _ = fs::remove_file(link); // a dangling link does no harm
     }
 }
 
-/// Removes the directory of links; it stays while other volumes have links in it.
+/// Removes the directory of links, unless other volumes have links in it.
 pub(crate) fn remove_directory(link: &Path) {
     if let Some(dir) = link.parent() {
         let _ = fs::remove_dir(dir);
     }
 }
 
-/// The device that a link leads to, made by us (`/dev/loop3`) or by udev (`../loop3`).
+/// The device of a link, made by ztier (`/dev/loop3`) or by udev (`../loop3`).
 pub(crate) fn device_of(link: &Path) -> Option<PathBuf> {
     let to = fs::read_link(link).ok()?;
     Some(to.strip_prefix("..").map_or_else(|_| to.clone(), |name| Path::new("/dev").join(name)))

@@ -1,7 +1,7 @@
-//! What front-ends need of the operating system and what is no protocol: mounts, loop devices,
-//! swap, the device's holders, settings of the machine, other processes.
+//! Front-ends' needs of the operating system, apart from protocols: mounts, loop devices, swap,
+//! holders of a device, settings of the machine, other processes.
 //!
-//! Invariant: nothing here knows a front-end or a volume; a front-end calls it, with paths and file
+//! Invariant: nothing here knows a front-end or a volume; a front-end calls it with paths and file
 //! descriptors.
 
 mod check;

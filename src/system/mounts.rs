@@ -1,33 +1,32 @@
-//! What is mounted where, which of it is ours, control groups' trees and swap areas, as the
-//! kernel's tables say.
+//! Mounts, mounts of ztier's FUSE, cgroup hierarchies and swap areas, from the kernel's tables.
 //!
-//! Invariant: nothing here touches a mounted file system, so that nothing hangs on a dead server.
+//! Invariant: nothing here touches a mounted file system, so a dead server blocks nothing.
 
 use super::swaps::Swapped;
 use crate::media::mounts::unescape;
 pub(crate) use crate::media::mounts::{MountEntry, mounts, mounts_in};
 use std::path::{Path, PathBuf};
 
-/// Whether one of our FUSE file systems is what is mounted (last) on `point`.
+/// Whether the last mount on `point` is a FUSE file system of ztier.
 pub(crate) fn ours_on(point: &Path) -> bool {
     mounted_on(point).is_some_and(|m| m.is_ours())
 }
 
-/// What is mounted on `point`: the last mount, which hides the others.
+/// The last mount on `point`, which hides earlier ones.
 pub(crate) fn mounted_on(point: &Path) -> Option<MountEntry> {
     mounts().into_iter().rev().find(|m| m.point == point)
 }
 
-/// A mounted tree of cgroups.
+/// A mounted hierarchy of cgroups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hierarchy {
     /// Whether it is of version 2.
     pub unified: bool,
-    /// What it controls, of version 1.
+    /// Its controllers; empty in version 2.
     pub controllers: Vec<String>,
     /// Where it is mounted.
     pub point: PathBuf,
-    /// Which of its cgroups is seen there.
+    /// Path, within the hierarchy, of the cgroup at the mount point.
     root: String,
 }
 
@@ -39,7 +38,7 @@ impl Hierarchy {
     }
 }
 
-/// All trees of cgroups in a mountinfo file.
+/// All cgroup hierarchies in a mountinfo file.
 pub(super) fn hierarchies(file: &Path) -> Vec<Hierarchy> {
     std::fs::read_to_string(file)
         .map(|text| text.lines().filter_map(parse_hierarchy).collect())
@@ -64,7 +63,7 @@ pub(super) fn swaps() -> Vec<PathBuf> {
     swap_areas().into_iter().map(|(path, _)| path).collect()
 }
 
-/// The same, with how full they are.
+/// As [`swaps`], with how full each is.
 pub(super) fn swap_areas() -> Vec<(PathBuf, Swapped)> {
     std::fs::read_to_string("/proc/swaps")
         .map(|text| text.lines().skip(1).filter_map(parse_swap).collect())

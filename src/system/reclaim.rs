@@ -1,7 +1,7 @@
-//! What a process must do before it may carry swap or dirty pages: make progress while the machine
+//! Prepares a process to carry swap or dirty pages: it must make progress while the machine
 //! reclaims memory.
 //!
-//! Invariant: called before the first thread is made, since threads inherit what it sets.
+//! Invariant: called before the process has a second thread, since threads inherit the settings.
 
 use rustix::mm::{Advice, MlockAllFlags, madvise};
 use rustix::thread::CapabilitySet;
@@ -9,27 +9,27 @@ use std::ffi::c_void;
 use std::fmt;
 use std::ops::Range;
 
-/// What of the preparation took effect. Each part is best effort: without privilege the process
-/// works, but must not carry swap.
+/// The parts of the preparation that took effect. Each is best effort: without privilege the
+/// process works, but must not carry swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reclaim {
     /// `PR_SET_IO_FLUSHER` (needs `CAP_SYS_RESOURCE`): allocations of this process never wait for
-    /// I/O, which may be waiting for this process, and it is not throttled for pages that others
-    /// dirty on its device.
+    /// I/O, which may itself wait for this process. The kernel also does not throttle it for pages
+    /// that others dirty on its device.
     pub io_flusher: bool,
-    /// The out-of-memory killer passes this process by (`oom_score_adj` −1000, needs
+    /// The out-of-memory killer spares this process (`oom_score_adj` −1000, needs
     /// `CAP_SYS_RESOURCE`).
     pub oom_exempt: bool,
-    /// A thread may be served before all others (needs `CAP_SYS_NICE`): what the machine keeps
-    /// free for those is left when the process that made it short of memory takes all the rest.
+    /// The process may have a real-time thread (needs `CAP_SYS_NICE`). The kernel keeps memory free
+    /// for those that remains when other processes take all the rest.
     pub comes_first: bool,
-    /// Whatever memory the process touches stays (`mlockall`, needs `CAP_IPC_LOCK`): what is
-    /// swapped out to its own device it could wait for forever.
+    /// Touched memory stays resident (`mlockall`, needs `CAP_IPC_LOCK`). The process could wait
+    /// forever for pages swapped out to its own device.
     pub locked: bool,
 }
 
 impl Reclaim {
-    /// Whether swap on a device of this process is safe as far as these settings go.
+    /// Whether these settings make swap on a device of this process safe.
     pub fn swap_safe(self) -> bool {
         self.io_flusher && self.oom_exempt && self.comes_first && self.locked
     }
@@ -50,8 +50,8 @@ impl fmt::Display for Reclaim {
     }
 }
 
-/// Prepares this process to serve a device under memory pressure. Call it first thing, before any
-/// thread exists; there is no need to undo it. What holds a volume's data is locked by that, too.
+/// Prepares this process to serve a device under memory pressure. Call it before any other thread
+/// exists; it need not be undone. It also locks the volume's data.
 pub fn prepare_for_reclaim() -> Reclaim {
     Reclaim {
         io_flusher: rustix::process::configure_io_flusher_behavior(true).is_ok(),
@@ -61,14 +61,14 @@ pub fn prepare_for_reclaim() -> Reclaim {
     }
 }
 
-/// What a process needs to carry swap of a machine that runs short of memory.
+/// The capabilities that a process needs to carry swap of a machine that runs short of memory.
 pub const NEEDED: [(&str, CapabilitySet); 3] = [
     ("CAP_SYS_RESOURCE", CapabilitySet::SYS_RESOURCE),
     ("CAP_IPC_LOCK", CapabilitySet::IPC_LOCK),
     ("CAP_SYS_NICE", CapabilitySet::SYS_NICE),
 ];
 
-/// What this process lacks of it.
+/// The names of the [`NEEDED`] capabilities that this process lacks.
 pub fn lacking() -> Vec<&'static str> {
     NEEDED.iter().filter(|(_, needed)| !has(*needed)).map(|(name, _)| *name).collect()
 }
@@ -78,28 +78,28 @@ pub fn has(capability: CapabilitySet) -> bool {
     rustix::thread::capabilities(None).is_ok_and(|own| own.effective.contains(capability))
 }
 
-/// Locks what this process touches from now on. `false` where it may not: without the privilege a
-/// limit would hold for all memory that it will ever map, and make that fail.
+/// Locks memory that this process touches from now on. Returns `false` without the privilege: then
+/// a limit would apply to all memory that the process ever maps, and later mappings would fail.
 fn lock_memory() -> bool {
     let all = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     has(CapabilitySet::IPC_LOCK) && rustix::mm::mlockall(all).is_ok()
 }
 
-/// The most that a thread uses of its stack, with room to spare: threads that serve requests use
-/// 24 KiB, threads that answer questions 80 KiB.
+/// The most that a thread uses of its stack, in bytes, with reserve: threads that serve requests
+/// use 24 KiB, threads that answer questions 80 KiB.
 const STACK: usize = 128 << 10;
-/// The guard of a stack is no larger; a range that an allocator has reserved is.
+/// The largest guard of a stack, in bytes; a range reserved by an allocator is larger.
 const GUARD: usize = 64 << 10;
-/// Larger mappings are not made present: room for all requests that a kernel without `USER_COPY`
-/// could send at once.
+/// Larger mappings are not made present, in bytes: enough for all requests that a kernel without
+/// `USER_COPY` could send at once.
 const MOST: usize = 16 << 20;
 
-/// Makes the memory and the code of this process present, apart from what holds a volume's data:
-/// what is touched for the first time while the machine is short of memory would wait for memory
-/// that the machine gets only by waiting for this process. Says how many bytes that were.
+/// Makes the memory and the code of this process present, except the volume's data. While the
+/// machine is short of memory, the first access to a page would wait for free memory, and the
+/// machine may get that only from this process. Returns the number of bytes.
 pub fn make_present() -> usize {
     let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return 0 };
-    // This thread may wait for pages to be swapped out, since nothing waits for it.
+    // This thread may wait for pages to be swapped out: swapping out does not wait for this thread.
     let was = rustix::process::is_io_flusher().unwrap_or(false);
     let set = |on| rustix::process::configure_io_flusher_behavior(on);
     let _ = set(false);
@@ -109,7 +109,7 @@ pub fn make_present() -> usize {
         let Mapped { start, end, access, is_file } = mapping;
         match access {
             "---p" if end - start <= GUARD => guard = end,
-            // Pages that may not be touched are below each thread's stack.
+            // Below each thread's stack is a guard, which may not be touched.
             "rw-p" if !is_file && start == guard => {
                 present += touch(end - STACK.min(end - start)..end, Advice::LinuxPopulateWrite);
             }
@@ -143,10 +143,10 @@ impl<'a> Mapped<'a> {
     }
 }
 
-/// Makes a range present; what has gone meanwhile need not be.
+/// Makes a range present. It may have been unmapped meanwhile.
 fn touch(range: Range<usize>, how: Advice) -> usize {
-    // SAFETY: populating changes no contents, wherever it is. A range that is not mapped any more
-    // is an error; one that another thread has mapped anew is made present, which does no harm.
+    // SAFETY: populating changes no contents, wherever it is. For an unmapped range the call fails;
+    // a range that another thread has mapped anew is made present, which does no harm.
     let done = unsafe { madvise(range.start as *mut c_void, range.len(), how) };
     if done.is_ok() { range.len() } else { 0 }
 }
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn says_the_truth() {
-        // On a thread of its own: the other tests keep their setting.
+        // On its own thread, so that other tests keep their setting.
         let done = std::thread::spawn(|| {
             let before = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap();
             let done = prepare_for_reclaim();

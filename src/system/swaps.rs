@@ -1,4 +1,4 @@
-//! How full swap is, and whether memory has room for what is in it.
+//! How full swap is, and whether memory has room for its content.
 
 use super::holders::is_same_device;
 use super::mounts::swap_areas;
@@ -8,29 +8,29 @@ use std::path::Path;
 /// How full a swap device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Swapped {
-    /// Bytes that the kernel may swap out to it.
+    /// Bytes that the kernel may swap out to the device.
     pub size: u64,
-    /// Bytes that are swapped out to it.
+    /// Bytes that are swapped out to the device.
     pub used: u64,
-    /// Its priority.
+    /// Its priority; the kernel uses higher ones first.
     pub priority: i64,
 }
 
-/// How full the swap device `device` is; `None` when it is none.
+/// How full the swap device `device` is; `None` if the kernel does not swap to it.
 pub fn swapped(device: &Path) -> Option<Swapped> {
     swap_areas().into_iter().find(|(path, _)| is_same_device(path, device)).map(|(_, area)| area)
 }
 
-/// Where what comes back from a swap device could go, in bytes.
+/// Room for pages that come back from a swap device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// Memory that programs can have without others being swapped out (`MemAvailable`).
+    /// Memory available to programs without swapping out others (`MemAvailable`).
     pub memory: u64,
-    /// What is free in other swap.
+    /// Free space of other swap devices.
     pub swap: u64,
 }
 
-/// The room for what is swapped out to `device`; `None` when the kernel does not say.
+/// The room for what is swapped out to `device`; `None` if the kernel does not report it.
 pub fn room(device: &Path) -> Option<Room> {
     let areas = swap_areas();
     let others = areas.iter().filter(|(path, _)| !is_same_device(path, device));

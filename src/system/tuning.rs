@@ -1,19 +1,19 @@
-//! Settings of the machine's memory management that go with a swap device, and putting them back.
+//! Settings of the kernel's memory management that go with a swap device.
 //!
-//! Invariant: a value is put back only while it is what was set here, so that what another process
-//! sets meanwhile stays.
+//! Invariant: a setting is restored only while it has the value that was set here, so that another
+//! process's later change stays.
 
 use crate::error::{Context, Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How many pages, as a power of two, the kernel reads from swap at once.
+/// The number of pages, as a power of two, that the kernel reads from swap at once.
 pub const PAGE_CLUSTER: &str = "vm.page-cluster";
 /// How readily the kernel swaps out instead of dropping files, 0 to 200.
 pub const SWAPPINESS: &str = "vm.swappiness";
 
-/// Where the kernel shows its settings.
+/// Directory of the kernel's settings.
 const SETTINGS: &str = "/proc/sys";
 
 /// A setting that is changed while a device carries swap.
@@ -21,47 +21,48 @@ const SETTINGS: &str = "/proc/sys";
 pub struct Tuned {
     /// Its name: `vm.swappiness`.
     pub key: String,
-    /// What it was.
+    /// The value before the change.
     pub before: u64,
-    /// What it is set to.
+    /// The value while the device carries swap.
     pub set: u64,
 }
 
 impl Tuned {
-    /// The change of `key` to `set`, from what it is now. Nothing is changed yet.
+    /// Plans the change of `key` from its present value to `set`. Changes nothing yet.
     ///
     /// # Errors
-    /// The kernel does not show it.
+    /// The kernel does not show the setting.
     pub fn plan(key: &str, set: u64) -> Result<Self> {
         Ok(Self { key: key.to_owned(), before: read(Path::new(SETTINGS), key)?, set })
     }
 
-    /// What it is now.
+    /// The present value.
     ///
     /// # Errors
-    /// The kernel does not show it.
+    /// The kernel does not show the setting.
     pub fn now(&self) -> Result<u64> {
         read(Path::new(SETTINGS), &self.key)
     }
 
-    /// Sets it, unless it is something else by now than it was.
+    /// Sets the value, unless another process changed it since [`Tuned::plan`].
     ///
     /// # Errors
-    /// It can't be changed here.
+    /// The setting cannot be changed here.
     pub fn apply(&self) -> Result<()> {
         self.change(Path::new(SETTINGS), self.before, self.set).map(drop)
     }
 
-    /// Puts it back, unless it is something else by now than what was set; returns whether it is
-    /// now what it was.
+    /// Restores the value, unless another process changed it since. Returns whether the setting now
+    /// has its earlier value.
     ///
     /// # Errors
-    /// It can't be changed here.
+    /// The setting cannot be changed here.
     pub fn restore(&self) -> Result<bool> {
         self.change(Path::new(SETTINGS), self.set, self.before)
     }
 
-    /// Makes it `to` if it is `from`; returns whether it is `to` then.
+    /// Changes the value from `from` to `to`, if it is `from`. Returns whether it is `to`
+    /// afterwards.
     fn change(&self, root: &Path, from: u64, to: u64) -> Result<bool> {
         let now = read(root, &self.key)?;
         if now == from && from != to {

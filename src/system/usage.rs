@@ -1,8 +1,7 @@
-//! Putting a block device to the use that its owner gave it, and taking it out of that again: swap,
-//! or a mounted file system.
+//! Starts and ends the use that a block device's owner gave it: swap, or a mounted file system.
 //!
-//! Invariants: a device that holds anything is never made anew; only what is on the device is
-//! ended; each program has a limit on its time.
+//! Invariants: a device with any content is never formatted; only uses of this device are ended;
+//! each program has a time limit.
 
 use super::depth;
 pub use super::holders::is_swap;
@@ -19,48 +18,48 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What a device is put to, with all that this needs.
+/// The use of a device, with all settings that it needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Usage {
     /// Swap space.
     Swap {
-        /// Higher ones are used first.
+        /// The kernel uses swap of higher priority first.
         priority: i32,
-        /// What is set on the machine meanwhile.
+        /// Settings of the machine while the device is swap.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         tuned: Vec<Tuned>,
-        /// Also by a daemon that is not safe for it.
+        /// Use a daemon that is not safe for swap, too.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         forced: bool,
     },
     /// An ext4 file system.
     Ext4 {
-        /// Where it is mounted.
+        /// The mount point.
         mount: PathBuf,
     },
 }
 
-/// How long a program may take to make something or to take it into use.
+/// Time limit of a program that formats a device or starts its use.
 const BEGIN: Duration = Duration::from_secs(120);
-/// How long a program may take to end a use: below what `ztier down` waits for.
+/// Time limit of a program that ends a use: less than `ztier down` waits.
 const END: Duration = Duration::from_secs(50);
-/// The same for a command that waits for that alone: as long as it may take to read all swap.
+/// The same limit for a command that only waits for this end: the kernel may have to read all swap.
 pub const END_ALONE: Duration = Duration::from_secs(4 * 3600);
-/// How often the caller hears that it goes on.
+/// Interval between calls of `progress`.
 const TELL: Duration = Duration::from_secs(1);
-/// How often a program is looked after.
+/// Interval between checks whether the program has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Where programs of the system are, if `PATH` lacks them.
+/// Directories of system programs; `""` stands for `PATH`.
 const DIRS: [&str; 3] = ["", "/usr/sbin/", "/sbin/"];
 
-/// Takes `device` into use; made anew if it is `empty` (or what is on it is not needed), else with
-/// what it has from before. New swap space is of `swap` bytes, which the device has at least.
-/// `progress` hears now and then what is going on.
+/// Starts the use of `device`. Formats it first if it is `empty` (or its content is not needed);
+/// otherwise keeps its content. New swap space has `swap` bytes, at most the size of the device.
+/// `progress` is called now and then with what is going on.
 ///
 /// # Errors
-/// A program is missing or fails, the place is taken, or it takes too long.
+/// A program is missing or fails, the mount point is taken, or a time limit passes.
 pub fn begin(
     usage: &Usage,
     device: &Path,
@@ -74,14 +73,15 @@ pub fn begin(
     match usage {
         Usage::Swap { priority, .. } => {
             if empty {
-                // By --force it overwrites a partition table, too; the caller knows what is there.
+                // With --force, mkswap overwrites a partition table, too; the caller knows the
+                // content.
                 run_and("mkswap", &["--force"], &[&(swap >> 10).to_string()])?;
             } else if is_swap(device) {
                 return Ok(());
             }
             depth::narrow(device);
-            // Pages that are not needed any more are discarded, or their memory would never return;
-            // and at once all that is there from before, which cannot be read any more.
+            // With --discard, the kernel discards pages that it no longer needs, so that their
+            // memory returns; and all old content at once, which cannot be read any more.
             run("swapon", &["--discard", "--priority", &priority.to_string()])
         }
         Usage::Ext4 { mount } => {
@@ -90,10 +90,11 @@ pub fn begin(
             }
             refuse_place(usage)?;
             if empty {
-                // What is gone after a crash needs neither a journal nor blocks reserved for root.
+                // A file system that is gone after a crash needs no journal and no blocks reserved
+                // for root.
                 run("mkfs.ext4", &["-q", "-F", "-O", "^has_journal", "-m", "0"])?;
             } else {
-                // Its device may have gone away below it, while the memory was kept.
+                // The device may have gone away while mounted, and the memory was kept.
                 run("e2fsck", &["-p"])?;
             }
             fs::create_dir_all(mount).context(format!("cannot make {}", mount.display()))?;
@@ -103,16 +104,16 @@ pub fn begin(
     }
 }
 
-/// Takes `device` out of use. What is not in use is left alone without an error.
+/// Ends the use of `device`. A device that is not in use is no error.
 ///
 /// # Errors
-/// The file system is busy, memory lacks room for what is swapped out, or it takes too long; then
-/// the device is still in use.
+/// The file system is busy, memory lacks room for what is swapped out, or the time limit passes;
+/// then the device is still in use.
 pub fn end(usage: &Usage, device: &Path) -> Result<()> {
     end_within(usage, device, END)
 }
 
-/// The same, where it may take as long as `limit`.
+/// As [`end`], with the time limit `limit`.
 ///
 /// # Errors
 /// As [`end`].
@@ -139,20 +140,20 @@ pub fn end_within(usage: &Usage, device: &Path, limit: Duration) -> Result<()> {
     }
 }
 
-/// Sets what goes with a use. Returns what could not be set, one line each: the use is as good
-/// without, if slower.
+/// Applies the machine's settings for a use. Returns one line for each that failed: the use works
+/// without it, only slower.
 pub fn tune(usage: &Usage) -> Vec<String> {
     tuned(usage).iter().filter_map(|t| t.apply().err()).map(|e| e.to_string()).collect()
 }
 
-/// Puts back what [`tune`] set, apart from the settings that `needed` says others still need.
-/// Returns what could not be put back.
+/// Restores what [`tune`] set, except settings that others still need (`needed`). Returns one line
+/// for each that failed.
 pub fn untune(usage: &Usage, needed: impl Fn(&Tuned) -> bool) -> Vec<String> {
     let mine = tuned(usage).iter().filter(|t| !needed(t));
     mine.filter_map(|t| t.restore().err()).map(|e| e.to_string()).collect()
 }
 
-/// What a use sets on the machine.
+/// The machine's settings for a use.
 pub fn tuned(usage: &Usage) -> &[Tuned] {
     match usage {
         Usage::Swap { tuned, .. } => tuned,
@@ -160,10 +161,10 @@ pub fn tuned(usage: &Usage) -> &[Tuned] {
     }
 }
 
-/// Refuses a place that nothing can be mounted on, or where something is mounted.
+/// Refuses a mount point where nothing can be mounted, or something is mounted.
 ///
 /// # Errors
-/// As [`refuse_unmounted`]; or something is mounted there.
+/// As [`refuse_unmounted`]; or something is mounted on it.
 pub fn refuse_place(usage: &Usage) -> Result<()> {
     if let Usage::Ext4 { mount } = usage {
         refuse_taken(mount)?;
@@ -171,12 +172,12 @@ pub fn refuse_place(usage: &Usage) -> Result<()> {
     refuse_unmounted(usage)
 }
 
-/// Refuses a place where nothing is mounted and that is not what it seems: a file system on it
-/// would hide files, or be elsewhere than the kernel's tables have it. Looks at nothing that is
-/// mounted, which may be without its daemon.
+/// Refuses a mount point where nothing is mounted and whose real path is not an empty or missing
+/// directory: a file system there would hide files, or be elsewhere than the kernel's tables say.
+/// Does not touch a mounted file system, whose daemon may be dead.
 ///
 /// # Errors
-/// It holds something, is no directory, or its path leads through a symbolic link.
+/// The directory holds something, the path is no directory, or it leads through a symbolic link.
 pub fn refuse_unmounted(usage: &Usage) -> Result<()> {
     let Usage::Ext4 { mount } = usage else { return Ok(()) };
     if mounted_on(mount).is_some() {
@@ -200,7 +201,7 @@ pub fn refuse_unmounted(usage: &Usage) -> Result<()> {
 }
 
 fn refuse_link(point: &Path) -> Result<()> {
-    // What is missing at its end is made.
+    // Missing directories at the end of the path are made later.
     let there = point.ancestors().find(|path| fs::symlink_metadata(path).is_ok());
     let there = there.unwrap_or(point);
     let leads = |to: &Path| format!("mount point {} leads to {}", point.display(), to.display());
@@ -229,7 +230,7 @@ fn refuse_taken(point: &Path) -> Result<()> {
     }
 }
 
-/// Runs `program` with `args` and `last` to its good end, within `limit`.
+/// Runs `program` with `args` around `on`, until it succeeds, within `limit`.
 fn run(
     program: &str,
     args: (&[&str], &[&str]),
@@ -257,13 +258,13 @@ fn run(
         }
         std::thread::sleep(LOOK);
     };
-    // By 1, e2fsck says that it corrected something.
+    // With status 1, e2fsck reports that it corrected something.
     if status.success() || (program == "e2fsck" && status.code() == Some(1)) {
         return Ok(());
     }
     let mut said = String::new();
     if let Some(errors) = &mut child.stderr {
-        // What it said is a help; that it failed is known without it.
+        // The output only helps to explain; the failure is known without it.
         let _ = errors.take(4 << 10).read_to_string(&mut said);
     }
     Err(Error::failure(format!("{} failed ({status}): {}", what(), join_lines(&said))))

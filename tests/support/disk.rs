@@ -1,4 +1,4 @@
-//! A volume opened over NBD, for tests that have other things in mind than the protocol.
+//! A volume opened over NBD, for tests of parts other than the protocol.
 #![allow(clippy::unwrap_used, dead_code)]
 
 use super::nbd::{Client, go, request};
@@ -32,25 +32,26 @@ impl Disk {
         self.client.read(offset, u32::try_from(len).unwrap()).unwrap()
     }
 
-    /// What was read; `None` if that failed.
+    /// The bytes of a read; `None` if the read failed.
     pub fn try_read(&mut self, offset: u64, len: usize) -> Option<Vec<u8>> {
         self.client.read(offset, u32::try_from(len).unwrap()).ok()
     }
 
-    /// Whether the write was acknowledged; not if the server is gone.
+    /// Whether the write was acknowledged; `false` if the server is gone.
     pub fn try_write(&mut self, offset: u64, data: &[u8]) -> bool {
         let request = request(proto::cmd::WRITE, 0, 79, offset, data.len() as u32);
         let sent = self.client.stream.write_all(&[&request, data].concat());
         sent.is_ok() && self.acknowledged()
     }
 
-    /// Whether the flush was acknowledged; not if the server is gone.
+    /// Whether the flush was acknowledged; `false` if the server is gone.
     pub fn try_flush(&mut self) -> bool {
         let request = request(proto::cmd::FLUSH, 0, 79, 0, 0);
         self.client.stream.write_all(&request).is_ok() && self.acknowledged()
     }
 
-    /// Takes a simple reply; an error in it fails the test.
+    /// Takes a simple reply and returns whether there was one; an error in the reply fails the
+    /// test.
     fn acknowledged(&mut self) -> bool {
         let mut reply = [0; 16];
         if self.client.stream.read_exact(&mut reply).is_err() {
@@ -60,7 +61,7 @@ impl Disk {
         true
     }
 
-    /// Zeroes a block at each of these offsets, 64 requests at once.
+    /// Zeroes a block at each of these offsets, with 64 requests in flight.
     pub fn zero_blocks(&mut self, offsets: &[u64]) {
         for some in offsets.chunks(64) {
             for offset in some {
@@ -70,7 +71,7 @@ impl Disk {
         }
     }
 
-    /// Makes a range read as zeros, and gives its space up.
+    /// Makes a range read as zeros, and frees its space.
     pub fn zero(&mut self, offset: u64, len: u32) {
         assert_eq!(self.client.ask(proto::cmd::WRITE_ZEROES, 0, offset, len), 0);
     }
@@ -79,22 +80,22 @@ impl Disk {
         assert_eq!(self.client.ask(proto::cmd::FLUSH, 0, 0, 0), 0);
     }
 
-    /// The error of a write; 0 if there is none.
+    /// The error of a write; 0 on success.
     pub fn write_error(&mut self, offset: u64, data: &[u8]) -> u32 {
         self.client.write(0, offset, data)
     }
 
-    /// The error of a read; 0 if there is none.
+    /// The error of a read; 0 on success.
     pub fn read_error(&mut self, offset: u64, len: u32) -> u32 {
         self.client.read(offset, len).err().unwrap_or(0)
     }
 
-    /// The error of a flush; 0 if there is none.
+    /// The error of a flush; 0 on success.
     pub fn flush_error(&mut self) -> u32 {
         self.client.ask(proto::cmd::FLUSH, 0, 0, 0)
     }
 
-    /// Whether the server has hung up, asked now.
+    /// Whether the server has hung up by now.
     pub fn is_closed(&mut self) -> bool {
         self.client.stream.set_nonblocking(true).unwrap();
         let closed = self.client.is_closed();

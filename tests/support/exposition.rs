@@ -1,5 +1,5 @@
-//! A strict reader of Prometheus' text format 0.0.4: stricter than the format where that helps, so
-//! that no scraper has anything to be lenient about.
+//! A strict parser of Prometheus' text format 0.0.4. It is stricter than the format, so that even a
+//! strict scraper accepts the text.
 #![allow(dead_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ pub struct Family {
 
 #[derive(Debug)]
 pub struct Sample {
-    /// With its suffix.
+    /// The name with its suffix.
     pub name: String,
     pub labels: BTreeMap<String, String>,
     pub value: f64,
@@ -22,7 +22,7 @@ pub struct Sample {
 
 type Result<T> = std::result::Result<T, String>;
 
-/// All families of a text, or what is wrong with it.
+/// All families of a text, or the first error in it.
 pub fn parse(text: &str) -> Result<Vec<Family>> {
     if !text.is_empty() && !text.ends_with('\n') {
         return Err("the last line has no end".into());
@@ -110,7 +110,7 @@ fn sample(line: &str) -> Result<Sample> {
     Ok(Sample { name: name.to_owned(), labels, value: number })
 }
 
-/// A label's value up to its quote, and what follows.
+/// A label's value up to its closing quote, and the rest of the text.
 fn label_value(text: &str) -> Result<(String, &str)> {
     let mut value = String::new();
     let mut chars = text.char_indices();
@@ -160,7 +160,7 @@ fn check(family: &Family) -> Result<()> {
     Ok(())
 }
 
-/// A histogram's buckets, sum and count; a summary's sum and count.
+/// Checks a histogram's buckets, sum and count, and a summary's sum and count.
 fn check_parts(family: &Family) -> Result<()> {
     let mut series: BTreeMap<BTreeMap<String, String>, Vec<&Sample>> = BTreeMap::new();
     for sample in &family.samples {

@@ -1,7 +1,7 @@
-//! Drives that fail on demand under a real daemon: files in a FUSE file system of the test's own.
+//! Drives that fail on demand below a real daemon: files in the test's own FUSE file system.
 //!
-//! What the daemon meets is what the kernel makes of a failing drive: a read, write, or flush that
-//! returns an errno, or takes long. Zeroing counts as a write.
+//! The daemon sees a failing drive as the kernel reports it: a read, write, or flush that returns
+//! an errno, or takes long. Zeroing counts as a write.
 #![allow(clippy::unwrap_used, dead_code)]
 
 use fuser::{
@@ -27,7 +27,7 @@ const PAGE: u64 = 4096;
 /// The mode bits of `fallocate` that make a range read as zeros.
 const PUNCH_OR_ZERO: i32 = 2 | 16;
 
-/// What a drive can be asked for.
+/// An operation of a drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     Read,
@@ -35,18 +35,18 @@ pub enum Op {
     Flush,
 }
 
-/// How it fails.
+/// How an operation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The next time.
+    /// The next operation fails.
     Once(Errno),
-    /// Every time.
+    /// Every operation fails.
     Always(Errno),
-    /// Every `n`-th time, the first one included.
+    /// Every `n`-th operation fails, the first one included.
     OneIn(u64, Errno),
-    /// Where nothing was written yet, as a file with holes does when its file system is full.
+    /// Writes to pages without space fail, as in a file with holes on a full file system.
     Full,
-    /// Never, but each time takes this long.
+    /// No operation fails, but each takes this long.
     Slow(Duration),
 }
 
@@ -61,14 +61,14 @@ struct Drive {
 struct State {
     faults: Vec<(Op, Fault)>,
     asked: u64,
-    /// How often a fault has struck.
+    /// Number of times that a fault has struck.
     struck: u64,
-    /// Pages that have space.
+    /// Pages that have space, by number.
     written: BTreeSet<u64>,
 }
 
 impl Drive {
-    /// What becomes of an operation on some bytes: how long it takes, and how it fails.
+    /// The outcome of an operation on a byte range: its duration, and its error.
     fn fate(&self, op: Op, at: Range<u64>) -> (Duration, Result<(), Errno>) {
         let mut state = self.state.lock();
         let pages = at.start / PAGE..at.end.div_ceil(PAGE);
@@ -108,15 +108,15 @@ impl State {
 
 /// A mounted file system of such drives; unmounted when it is dropped.
 pub struct FaultFs {
-    /// A directory of its own: a sandbox, which ends the daemons first, cannot remove one that is
-    /// mounted.
+    /// The mount point, outside of the sandbox: a sandbox, which ends its daemons first, cannot
+    /// remove a mounted directory.
     point: TempDir,
     drives: Vec<Arc<Drive>>,
     session: Option<BackgroundSession>,
 }
 
 impl FaultFs {
-    /// Mounts drives of zeros, each a name and its bytes.
+    /// Mounts zeroed drives, given by name and size in bytes.
     pub fn mount(drives: &[(&str, u64)]) -> Self {
         let drive = |(name, bytes): &(&str, u64)| Drive {
             name: (*name).to_owned(),
@@ -140,7 +140,7 @@ impl FaultFs {
         self.drives.iter().find(|drive| drive.name == name).unwrap()
     }
 
-    /// From now on an operation of a drive fails so.
+    /// From now on an operation of a drive fails in this way.
     pub fn fail(&self, name: &str, op: Op, fault: Fault) {
         let mut state = self.drive(name).state.lock();
         state.faults.push((op, fault));
@@ -152,12 +152,12 @@ impl FaultFs {
         self.drives.iter().for_each(|drive| drive.state.lock().faults.clear());
     }
 
-    /// How often faults of a drive have struck.
+    /// Number of times that faults of a drive have struck.
     pub fn struck(&self, name: &str) -> u64 {
         self.drive(name).state.lock().struck
     }
 
-    /// Changes the bytes of a drive past the file system, as damage does.
+    /// Changes the bytes of a drive behind the daemon's back, as damage does.
     pub fn damage(&self, name: &str, change: impl FnOnce(&mut [u8])) {
         change(&mut self.drive(name).bytes.lock());
     }
@@ -166,7 +166,7 @@ impl FaultFs {
 impl Drop for FaultFs {
     fn drop(&mut self) {
         self.heal();
-        // Detached, so that a daemon that a failed test has left cannot keep it mounted.
+        // Detached, so that a daemon that a failed test left behind cannot keep it mounted.
         let _ = unmount(self.point.path(), UnmountFlags::DETACH);
         drop(self.session.take());
     }
@@ -209,8 +209,8 @@ impl Files {
         })
     }
 
-    /// Does `work` now, or in a thread of its own after what a slow drive takes, so that other
-    /// requests are served meanwhile.
+    /// Does `work` now, or, on a slow drive, in a thread of its own after the drive's delay, so
+    /// that other requests are served meanwhile.
     fn serve(
         &self,
         ino: INodeNo,

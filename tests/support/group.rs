@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub struct Group(PathBuf);
 
 impl Group {
-    /// Of at most so many bytes. `None` where none can be made; says why.
+    /// A group limited to `bytes`. `None`, with a message, where none can be made.
     pub fn new(name: &str, bytes: u64) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -23,7 +23,7 @@ impl Group {
                 continue;
             }
             let group = Self(path);
-            // Where no such groups are mounted, the new directory has no such file.
+            // Where the controller is not mounted, the new directory lacks this file.
             let limit = group.0.join(file);
             if limit.exists() && fs::write(limit, bytes.to_string()).is_ok() {
                 return Some(group);
@@ -33,7 +33,7 @@ impl Group {
         None
     }
 
-    /// The command, in the group.
+    /// `command`, to run in the group.
     pub fn command(&self, command: &Command) -> Command {
         let mut within = Command::new("sh");
         let script = format!("echo $$ > {}/cgroup.procs; exec \"$0\" \"$@\"", self.0.display());
@@ -46,7 +46,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // What ran in it is on its way out.
+        // The group's processes are ending.
         let gone = (0..100).any(|_| {
             let removed = fs::remove_dir(&self.0).is_ok();
             if !removed {

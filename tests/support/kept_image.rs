@@ -1,5 +1,5 @@
-//! What a daemon leaves when it dies, in one file: its memory and its drives. And the memory holder
-//! of such a daemon, played by a thread.
+//! The memory and drives that a dead daemon leaves, in one file; and a thread that plays the memory
+//! holder of such a daemon.
 #![allow(clippy::unwrap_used, dead_code)]
 
 use rustix::fs::{MemfdFlags, SeekFrom, memfd_create};
@@ -20,9 +20,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 const PAGE: u64 = 4096;
-/// Descriptors in a packet, at most.
+/// Limit on the descriptors in a packet.
 const FILES_MAX: usize = 16;
-/// How long either side of a memory holder's socket may take.
+/// Limit on the time that either side of a memory holder's socket may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A sparse file.
@@ -34,11 +34,11 @@ struct Sparse {
     pages: Vec<u64>,
 }
 
-/// The first part of an image, a line of JSON. What follows are the pages of memory, then those of
-/// drives; all of it is one frame of zstd.
+/// The first part of an image, a line of JSON. The pages of memory follow, then those of drives;
+/// all of it is one frame of zstd.
 #[derive(Serialize, Deserialize)]
 struct Header {
-    /// What the memory holder knows of the memory.
+    /// The memory holder's description of the memory.
     manifest: Value,
     memory: Vec<Sparse>,
     drives: Vec<Sparse>,
@@ -70,7 +70,8 @@ impl Image {
         fs::write(to, [&(plain.len() as u64).to_le_bytes(), &packed[..len]].concat()).unwrap();
     }
 
-    /// Reads an image; its drives become files in `dir`, and its memory that of this process.
+    /// Reads an image: writes its drives to files in `dir`, and its memory to memory files of this
+    /// process.
     pub fn read(from: &Path, dir: &Path) -> Self {
         let packed = fs::read(from).unwrap();
         let (len, packed) = packed.split_first_chunk().unwrap();
@@ -98,13 +99,13 @@ impl Image {
         Self { manifest, memory }
     }
 
-    /// How much memory is in use.
+    /// Bytes of memory in use.
     pub fn memory_bytes(&self) -> u64 {
         let blocks = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_blocks as u64 * 512;
         self.memory.iter().map(|(_, file)| blocks(file)).sum()
     }
 
-    /// What the memory holder on `socket` has, as the next daemon gets it.
+    /// The content of the memory holder on `socket`, as the next daemon gets it.
     pub fn kept(socket: &Path) -> Self {
         let link = seqpacket();
         rustix::net::connect(&link, &SocketAddrUnix::new(socket).unwrap()).unwrap();
@@ -123,7 +124,7 @@ const GIVE: &[u8] = br#"{"v":1,"op":"give"}"#;
 const END: &[u8] = br#"{"v":1,"op":"end"}"#;
 const DONE: &[u8] = br#"{"v":1,"answer":"done"}"#;
 
-/// A memory holder as version 0.2.0 has it, until it is told to end.
+/// A memory holder as in version 0.2.0, until it gets the order to end.
 pub struct Holder {
     thread: Option<JoinHandle<()>>,
     stop: OwnedFd,
@@ -141,7 +142,7 @@ impl Holder {
         Self { thread: Some(thread), stop }
     }
 
-    /// Waits until it was told to end.
+    /// Waits until the thread got the order to end.
     pub fn ended(mut self) {
         self.thread.take().unwrap().join().unwrap();
     }
@@ -149,19 +150,19 @@ impl Holder {
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        // The test failed, or it was never told: nothing else ends the thread.
+        // The test failed, or sent no order: nothing else ends the thread.
         let _ = rustix::net::shutdown(&self.stop, rustix::net::Shutdown::Both);
     }
 }
 
 fn serve(image: &Image, listener: &OwnedFd, path: &Path) {
-    // As long as a daemon has the link, the memory holder is there for it.
+    // While a daemon has the link, the memory holder serves that daemon.
     let mut daemons = Vec::new();
     while let Ok(link) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
         set_socket_timeout(&link, Timeout::Recv, Some(PATIENCE)).unwrap();
         let (said, _) = receive(&link);
         match &said[..] {
-            // It only looked whether there is a memory holder.
+            // A daemon only checked whether there is a memory holder.
             b"" => {}
             GIVE => {
                 let names: Vec<_> = image.memory.iter().map(|(name, _)| name).collect();
@@ -208,8 +209,8 @@ fn receive(link: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
     (text, files)
 }
 
-/// Describes a file, and appends its pages that are not zero. Reads no holes: reading would fill
-/// those of a memory file.
+/// Describes a file, and appends its nonzero pages. Skips holes, as reading a hole of a memory file
+/// would fill it.
 fn sparse(name: &str, file: &OwnedFd, pages: &mut Vec<u8>) -> Sparse {
     let bytes = rustix::fs::fstat(file).unwrap().st_size as u64;
     let (mut found, mut at) = (Vec::new(), 0);

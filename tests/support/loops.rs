@@ -1,4 +1,4 @@
-//! Loop devices, detached whatever happens to the test.
+//! Loop devices, detached also if the test fails.
 #![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
 
 use super::shell::{missing, ok, run, text};
@@ -25,7 +25,7 @@ impl Loop {
         self.0.to_str().unwrap()
     }
 
-    /// A partition of these bytes, whether or not a table says so.
+    /// A partition over these bytes, independent of any partition table.
     pub fn part(&self, number: u32, bytes: std::ops::Range<u64>) -> Part {
         let [n, start, len] = [number.into(), bytes.start / 512, (bytes.end - bytes.start) / 512]
             .map(|n| n.to_string());
@@ -42,7 +42,8 @@ impl Loop {
     }
 }
 
-/// A partition of a loop device, removed when dropped: the device would keep it for its next file.
+/// A partition of a loop device, removed when dropped, as the device would keep it for its next
+/// file.
 pub struct Part {
     disk: PathBuf,
     number: u32,
@@ -65,7 +66,7 @@ impl Drop for Part {
     }
 }
 
-/// Whether this machine lacks a program, or loop devices; says so.
+/// Whether this machine lacks one of the programs, or loop devices; prints a message.
 pub fn lacks_loops(programs: &[&str]) -> bool {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
         println!("skipped: loop devices need root and /dev/loop-control");
@@ -74,7 +75,7 @@ pub fn lacks_loops(programs: &[&str]) -> bool {
     missing(programs) || missing(&["losetup", "addpart", "delpart", "mount", "umount"])
 }
 
-/// Makes the nodes of new devices, which nothing else makes where `/dev` is a container's own.
+/// Makes the nodes of new devices, which no service makes where `/dev` belongs to a container.
 fn make_nodes() {
     for entry in std::fs::read_dir("/sys/block").unwrap().flatten() {
         let name = entry.file_name().into_string().unwrap();
@@ -93,7 +94,8 @@ impl Drop for Loop {
         if !out.status.success() {
             eprintln!("{} was left: {}", self.path(), text(&out));
         }
-        // The kernel detaches it when the last program that looks at all devices has closed it.
+        // The kernel detaches the device when the last program that scans all devices has closed
+        // it.
         let shown = Path::new("/sys/block").join(self.0.file_name().unwrap()).join("loop");
         let until = Instant::now() + Duration::from_secs(10);
         while shown.exists() && Instant::now() < until {

@@ -1,13 +1,13 @@
-//! Settings of the machine, put back whatever happens to the test.
+//! Settings of the machine, restored also if the test fails.
 #![allow(clippy::unwrap_used, dead_code)]
 
 use std::fs;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Swap and its settings are the whole machine's: one test at a time.
+/// Swap and its settings belong to the whole machine, so one test at a time uses them.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// The right to use swap and change its settings; dropped, it puts the settings back.
+/// The right to use swap and change its settings; dropping it restores the settings.
 pub struct Turn {
     before: [(&'static str, u64); 2],
     _turn: MutexGuard<'static, ()>,
@@ -20,12 +20,12 @@ impl Turn {
         Self { before, _turn: turn }
     }
 
-    /// What they were.
+    /// The settings before the test.
     pub fn before(&self) -> [u64; 2] {
         self.before.map(|(_, value)| value)
     }
 
-    /// Whether they are what they were.
+    /// Whether the settings are as before the test.
     pub fn is_as_before(&self) -> bool {
         settings() == self.before()
     }
@@ -54,7 +54,7 @@ pub fn set(key: &str, value: u64) {
     fs::write(format!("/proc/sys/vm/{key}"), value.to_string()).unwrap();
 }
 
-/// The line of `/proc/swaps` for a device or what links to it.
+/// The line of `/proc/swaps` for a device or for the target of a link.
 pub fn swap_line(device: &str) -> Option<String> {
     let device = fs::canonicalize(device).ok()?;
     let text = fs::read_to_string("/proc/swaps").unwrap();

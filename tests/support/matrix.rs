@@ -1,5 +1,5 @@
-//! One cell of the error matrix: a real daemon, a load, a failing drive, a command, and what has to
-//! hold then.
+//! One cell of the error matrix: a real daemon, a load, a failing drive, a command, and the
+//! conditions that must hold then.
 #![allow(clippy::unwrap_used, dead_code)]
 
 use super::fault_fs::{Fault, FaultFs, Op};
@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use ztier::export::nbd::proto;
 
-/// Within this time every request and every command ends.
+/// Limit on the time of every request and every command.
 pub const BOUND: Duration = Duration::from_secs(30);
 
 const LOG_BYTES: u64 = 8 << 20;
@@ -53,7 +53,7 @@ impl Failure {
     }
 }
 
-/// Which drive fails at what.
+/// The drive that fails, and at which operation.
 pub const SPOTS: [(&str, Op); 6] = [
     ("log", Op::Write),
     ("log", Op::Read),
@@ -63,7 +63,7 @@ pub const SPOTS: [(&str, Op); 6] = [
     ("backing", Op::Flush),
 ];
 
-/// What is asked of the volume meanwhile.
+/// The state or command of the volume during the failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum During {
     Running,
@@ -111,7 +111,7 @@ pub struct Case {
     pub failure: Failure,
     pub spot: (&'static str, Op),
     pub during: During,
-    /// Whether writeback runs by itself.
+    /// Whether writeback runs on its own.
     pub writeback: bool,
 }
 
@@ -123,44 +123,44 @@ impl fmt::Display for Case {
     }
 }
 
-/// What came of it.
+/// The results of a cell.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// What must not be.
+    /// Violated conditions.
     pub faults: Vec<String>,
-    /// The longest time to an answer, of requests and of commands.
+    /// The longest time to a reply, of requests and of commands.
     pub longest_request: Duration,
     pub longest_command: Duration,
-    /// What the command ended with.
+    /// Exit status of the command.
     pub status: Option<i32>,
     pub text: String,
-    /// How often the fault struck.
+    /// Number of times that the fault struck.
     pub struck: u64,
 }
 
-/// What a block may hold: versions count up from 1, and 0 is zeros.
+/// The versions that a block may hold: they count up from 1, and 0 is zeros.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
-    /// The last one that a flush covers.
+    /// The last version that a flush covers.
     durable: u64,
-    /// The last one that was acknowledged.
+    /// The last version that was acknowledged.
     acknowledged: u64,
-    /// The last one that was sent.
+    /// The last version that was sent.
     sent: u64,
 }
 
-/// A connection that takes errors and hang-ups for answers.
+/// A connection that accepts errors and hang-ups as answers.
 struct Connection {
     stream: UnixStream,
     longest: Duration,
 }
 
-/// Why there is no answer.
+/// Reason for a missing answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Silence {
     /// The server has hung up.
     Gone,
-    /// No answer in [`BOUND`].
+    /// No reply within [`BOUND`].
     Late,
 }
 
@@ -196,7 +196,7 @@ impl Connection {
         }
     }
 
-    /// The error of a request, 0 if there is none, and what was read.
+    /// The error of a request, 0 on success, and the bytes read.
     fn ask(
         &mut self,
         command: u16,
@@ -243,7 +243,7 @@ impl Load {
         self.random % below
     }
 
-    /// Writes, reads and flushes until it is told to stop or the server has gone.
+    /// Writes, reads and flushes until `stop` is set or the server has gone.
     fn run(&mut self, socket: &Path, stop: &AtomicBool) {
         let ended = Connection::open(socket).and_then(|mut c| {
             let ended = self.steps(&mut c, stop);
@@ -298,7 +298,7 @@ impl Load {
         Ok(error)
     }
 
-    /// While the daemon lives, a block holds what was acknowledged last, or what was sent since.
+    /// While the daemon lives, a block holds the version acknowledged last, or one sent since.
     fn read(&mut self, c: &mut Connection, at: u64) -> Result<(), Silence> {
         let (error, bytes) = c.ask(proto::cmd::READ, self.first + at, BLOCK as usize, &[])?;
         let known = self.blocks[at as usize];
@@ -317,7 +317,7 @@ impl Load {
     }
 }
 
-/// What is wrong with the content of a block that should have one of these versions.
+/// Why the content of a block is wrong, if it should have one of these versions.
 fn wrong(block: u64, bytes: &[u8], versions: std::ops::RangeInclusive<u64>) -> Option<String> {
     let version = u64::from_le_bytes(bytes[8..16].try_into().unwrap());
     let whole = match version {
@@ -359,7 +359,7 @@ impl Rig {
         self.sandbox.run_dir().join("v.nbd")
     }
 
-    /// Runs a command, which has to end in time, well or not.
+    /// Runs a command, which has to end in time, successfully or not.
     fn command(&mut self, args: &[&str]) -> Option<Done> {
         let command = self.sandbox.command(args);
         let began = Instant::now();
@@ -381,7 +381,7 @@ impl Rig {
         UnixStream::connect(self.socket()).is_ok()
     }
 
-    /// The same command again while the volume is being changed.
+    /// Runs `ztier up`, again while another process changes the volume.
     fn bring_up(&mut self) -> bool {
         let words = self.up();
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -390,7 +390,7 @@ impl Rig {
             _ => self.command(&words),
         };
         match done {
-            // It is up, and tells of what is lost.
+            // The volume is up and reports lost blocks.
             Some(done) if matches!(done.status, 0 | 6) => true,
             Some(done) => {
                 self.found.faults.push(format!("not up again after the drives heal: {done:?}"));
@@ -400,7 +400,7 @@ impl Rig {
         }
     }
 
-    /// What the daemon says of blocks that it has lost, as first block and count.
+    /// The blocks that the daemon reports lost, as first block and count.
     fn lost(&mut self) -> Vec<(u64, u64)> {
         let Some(done) = self.command(&["status", "v", "--json"]) else { return Vec::new() };
         let status: Value = serde_json::from_str(&done.out).unwrap_or_default();
@@ -458,12 +458,12 @@ pub fn run(case: Case) -> Found {
     found
 }
 
-/// The drives work again: the volume goes on, or says why not; what it must hold it holds; and it
-/// goes down in order.
+/// The drives work again: the volume goes on or reports why not, holds what it must hold, and shuts
+/// down in order.
 fn judge(rig: &mut Rig, loads: &mut [Load]) {
     let was_up = rig.is_up();
     if was_up && !goes_on(rig, loads) {
-        // What it says has to be enough to have it again.
+        // The message has to suffice to get the volume up again.
         let Some(done) = rig.command(&["down", "v"]) else { return };
         if !matches!(done.status, 0 | 6) {
             rig.found.faults.push(format!("does not go on, nor down: {done:?}"));
@@ -505,7 +505,7 @@ fn judge(rig: &mut Rig, loads: &mut [Load]) {
     }
 }
 
-/// Whether it takes and keeps a write again, or says what is the matter.
+/// Whether the volume takes and keeps a write again, or reports the failure.
 fn goes_on(rig: &mut Rig, loads: &mut [Load]) -> bool {
     let until = Instant::now() + BOUND;
     while Instant::now() < until {

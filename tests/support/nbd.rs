@@ -1,5 +1,5 @@
-//! A hand-made NBD client that can say anything, a device that remembers what it was asked, and a
-//! server over them.
+//! An NBD client that can send any bytes, a device that records its requests, and a server over
+//! both.
 #![allow(clippy::unwrap_used, dead_code)]
 
 use parking_lot::Mutex;
@@ -26,7 +26,7 @@ pub fn volume(size: u64) -> Arc<Volume> {
     .unwrap()
 }
 
-/// A server on a Unix socket in a directory of its own.
+/// A server on a Unix socket in its own directory.
 pub struct Fixture {
     pub server: Server,
     pub path: PathBuf,
@@ -47,12 +47,12 @@ impl Fixture {
         Self { server, path, directory }
     }
 
-    /// A client that has said nothing yet.
+    /// A connected client before the negotiation.
     pub fn connect(&self) -> Client {
         Client::connect(&self.path)
     }
 
-    /// A client that transmits, with structured replies and `base:allocation` or without.
+    /// A client in transmission, with structured replies and `base:allocation` if `structured`.
     pub fn transmit(&self, structured: bool) -> Client {
         let mut c = self.connect();
         c.greet(3);
@@ -137,7 +137,7 @@ impl Client {
         self.send(data);
     }
 
-    /// All answers to one option: the last one is an ACK or an error.
+    /// All replies to one option: the last is an ACK or an error.
     pub fn answers(&mut self) -> Vec<(u32, Vec<u8>)> {
         let mut all = Vec::new();
         loop {
@@ -152,7 +152,7 @@ impl Client {
         }
     }
 
-    /// The one answer to one option.
+    /// The only reply to one option.
     pub fn answer(&mut self, option: u32, data: &[u8]) -> u32 {
         self.option(option, data);
         let all = self.answers();
@@ -164,7 +164,7 @@ impl Client {
         self.send(&request(command, flags, cookie, offset, len));
     }
 
-    /// A simple reply without data: its error.
+    /// The error of a simple reply without data.
     pub fn simple(&mut self, cookie: u64) -> u32 {
         assert_eq!(u32::from_be_bytes(self.take()), proto::SIMPLE_REPLY_MAGIC);
         let error = u32::from_be_bytes(self.take());
@@ -189,20 +189,20 @@ impl Client {
         u32::from_be_bytes(c.data[..4].try_into().unwrap())
     }
 
-    /// A write and its reply.
+    /// Sends a write; returns the error of its reply.
     pub fn write(&mut self, flags: u16, offset: u64, data: &[u8]) -> u32 {
         self.request(proto::cmd::WRITE, flags, 77, offset, data.len() as u32);
         self.send(data);
         self.simple(77)
     }
 
-    /// A request without data and its simple reply.
+    /// Sends a request without data; returns the error of its simple reply.
     pub fn ask(&mut self, command: u16, flags: u16, offset: u64, len: u32) -> u32 {
         self.request(command, flags, 78, offset, len);
         self.simple(78)
     }
 
-    /// A read answered by a simple reply.
+    /// A read with a simple reply.
     pub fn read(&mut self, offset: u64, len: u32) -> Result<Vec<u8>, u32> {
         match self.ask(proto::cmd::READ, 0, offset, len) {
             0 => Ok(self.bytes(len as usize)),
@@ -210,7 +210,7 @@ impl Client {
         }
     }
 
-    /// The server has closed the connection, and has nothing more to say.
+    /// Whether the server has closed the connection, with nothing left to receive.
     pub fn is_closed(&mut self) -> bool {
         match self.stream.read(&mut [0; 1]) {
             Ok(n) => n == 0,
@@ -229,16 +229,16 @@ pub fn request(command: u16, flags: u16, cookie: u64, offset: u64, len: u32) -> 
     b
 }
 
-/// A volume that remembers which requests reached it, shows the extents that it is told to, and
-/// fails where it is told to.
+/// A volume that records the requests that reach it, returns given extents, and fails at a given
+/// offset.
 pub struct Watched {
     volume: Arc<Volume>,
     pub seen: Mutex<Vec<String>>,
-    /// Runs from byte 0 on; beyond them everything is data.
+    /// Extents from byte 0 on; behind them everything is data.
     pub map: Mutex<Vec<Extent>>,
-    /// Requests that begin here fail so.
+    /// Requests that begin at this offset fail with this error.
     pub fault: Mutex<Option<(u64, IoError)>>,
-    /// Requests wait for this.
+    /// Requests wait for this lock.
     pub stuck: Mutex<()>,
     discards: bool,
 }

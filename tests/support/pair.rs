@@ -40,7 +40,7 @@ impl Pair {
     }
 }
 
-/// Waits until the backing store is the volume.
+/// Waits until all blocks are written back.
 pub fn drain(volume: &LogVolume) {
     let began = Instant::now();
     while !volume.stats().log.unwrap().clean {

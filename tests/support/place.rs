@@ -8,7 +8,7 @@ use std::fs::File;
 pub const BLOCK: u64 = 4096;
 pub const BLOCKS: u64 = 2048;
 
-/// Two files for drives.
+/// A sandbox with two files for drives.
 pub struct Place {
     pub sandbox: Sandbox,
     pub log: String,
@@ -27,7 +27,7 @@ impl Place {
         Self { sandbox, log, backing }
     }
 
-    /// Brings the volume up; its first block is written, and durable.
+    /// Brings the volume up; its first block is written and durable.
     pub fn up_with_a_write(&self) -> Disk {
         self.sandbox.ztier(&self.up()).ok();
         let mut disk = self.connect();
@@ -36,7 +36,7 @@ impl Place {
         disk
     }
 
-    /// Writes the first blocks, each of them durable before the next, so that each has a chunk of
+    /// Writes the first `blocks` blocks, each durable before the next, so that each gets a chunk of
     /// the log.
     pub fn write_one_by_one(&self, blocks: u64) {
         let mut disk = self.connect();
@@ -60,7 +60,7 @@ impl Place {
     }
 }
 
-/// Bytes that say which block and which version they are, and do not shrink much.
+/// Bytes that encode block and version, and compress badly.
 pub fn content(block: u64, version: u64) -> Vec<u8> {
     let mut state = (block << 20 | version).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes: Vec<u8> = (0..BLOCK as usize)

@@ -1,4 +1,4 @@
-//! A terminal of our own: a pair of pseudo terminals, and what a real terminal would show.
+//! A pseudo terminal pair, and the screen of a terminal emulator on it.
 #![allow(clippy::unwrap_used, dead_code)]
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -16,7 +16,7 @@ fn size(n: u16) -> NonZeroU16 {
     NonZeroU16::new(n).unwrap()
 }
 
-/// The two sides of a new terminal: the keyboard, and what programs have of it.
+/// The two sides of a new pseudo terminal: the keyboard side, and the line side for programs.
 fn pair() -> (File, File) {
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&master).unwrap();
@@ -28,7 +28,7 @@ fn pair() -> (File, File) {
     (File::from(master), line)
 }
 
-/// Starts a command as the leader of a session whose terminal has this line.
+/// Starts a command as the leader of a session whose controlling terminal is `line`.
 fn spawn_on(line: &File, command: &Command) -> Child {
     let mut leader = Command::new("setsid");
     leader.arg("--ctty").arg(command.get_program()).args(command.get_args());
@@ -43,7 +43,7 @@ fn spawn_on(line: &File, command: &Command) -> Child {
     leader.stdin(line()).stdout(line()).stderr(line()).spawn().unwrap()
 }
 
-/// A terminal that can be closed under a program; what it shows is not read.
+/// A terminal that can be closed under a program; its output is not read.
 pub struct Window {
     keyboard: File,
     line: File,
@@ -55,7 +55,7 @@ impl Window {
         Self { keyboard, line }
     }
 
-    /// Starts a command as the leader of a session whose terminal this is.
+    /// Starts a command as the leader of a session with this controlling terminal.
     pub fn spawn(&self, command: &Command) -> Child {
         spawn_on(&self.line, command)
     }
@@ -64,7 +64,7 @@ impl Window {
         self.keyboard.write_all(keys).unwrap();
     }
 
-    /// Closes it: the kernel hangs up, and whatever is written there fails from then on.
+    /// Closes the terminal: the kernel sends a hangup, and all later writes to the terminal fail.
     pub fn close(self) {
         drop(self.keyboard);
     }
@@ -72,7 +72,7 @@ impl Window {
 
 pub struct Pty {
     keyboard: File,
-    /// Kept open: what is shown stays, though no other process has it.
+    /// Kept open: the output stays readable when no other process has the line.
     line: File,
     screen: Arc<Mutex<vt100::Parser>>,
 }
@@ -84,7 +84,7 @@ impl Pty {
         let (mut shown, parser) = (keyboard.try_clone().unwrap(), Arc::clone(&screen));
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // Ends when no process has the line any more.
+            // Ends when no process has the line open any more.
             while let Ok(n) = shown.read(&mut bytes)
                 && n > 0
             {
@@ -96,7 +96,7 @@ impl Pty {
         pty
     }
 
-    /// Starts a command as the leader of a session whose terminal this is.
+    /// Starts a command as the leader of a session with this controlling terminal.
     pub fn spawn(&self, command: &Command) -> Child {
         spawn_on(&self.line, command)
     }
@@ -105,14 +105,14 @@ impl Pty {
         self.keyboard.write_all(keys).unwrap();
     }
 
-    /// The kernel tells the processes in the foreground.
+    /// Resizes the terminal; the kernel signals the foreground processes.
     pub fn resize(&self, rows: u16, columns: u16) {
         self.screen.lock().unwrap().screen_mut().set_size(size(rows), size(columns));
         let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&self.line, size).unwrap();
     }
 
-    /// How the line is set, in the parts that programs change.
+    /// The terminal modes that programs change.
     pub fn modes(&self) -> String {
         let Termios { input_modes, output_modes, control_modes, local_modes, .. } =
             tcgetattr(&self.line).unwrap();
@@ -123,7 +123,7 @@ impl Pty {
         self.screen.lock().unwrap().screen().contents()
     }
 
-    /// The first line that is reversed.
+    /// The first line in reverse video.
     pub fn chosen(&self) -> Option<String> {
         let parser = self.screen.lock().unwrap();
         let screen = parser.screen();
@@ -143,7 +143,7 @@ impl Pty {
         (0..rows).any(|row| (0..columns).any(|column| coloured(row, column)))
     }
 
-    /// Whether the other screen is shown, or the cursor hidden.
+    /// Whether the alternate screen is shown, or the cursor hidden.
     pub fn is_taken(&self) -> bool {
         let parser = self.screen.lock().unwrap();
         parser.screen().alternate_screen() || parser.screen().hide_cursor()

@@ -1,33 +1,33 @@
-//! A drive in memory that counts what is asked of it, and fails on demand.
+//! A drive in memory that counts its requests and fails on demand.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use ztier::media::{Action, Drive, DriveError};
 
-/// Bytes in memory. Nothing is lost but by its end.
+/// A drive of bytes in memory. It loses no write until it is dropped.
 pub struct RamDrive {
     bytes: Mutex<Vec<u8>>,
     size: u64,
-    /// Writes and flushes fail.
+    /// Whether writes and flushes fail.
     pub broken: AtomicBool,
-    /// Reads fail.
+    /// Whether reads fail.
     pub deaf: AtomicBool,
-    /// Reads of this byte fail.
+    /// Offset of a byte whose reads fail.
     pub bad: AtomicU64,
-    /// Writes from this byte on fail.
+    /// Offset from which on writes fail.
     pub worn_from: AtomicU64,
     /// Flushes so far.
     pub flushes: AtomicU64,
-    /// Milliseconds that a flush takes.
+    /// Duration of a flush in milliseconds.
     pub flush_ms: AtomicU64,
-    /// Milliseconds that a write takes, and a read while there are writes.
+    /// Duration in milliseconds of a write, and of a read while there are writes.
     pub write_ms: AtomicU64,
-    /// Milliseconds that each read takes.
+    /// Duration of each read in milliseconds.
     pub read_ms: AtomicU64,
     /// Reads so far.
     pub reads: AtomicU64,
-    /// Writes so far, and under way.
+    /// Writes so far, and writes in flight.
     pub writes: AtomicU64,
     writing: AtomicU64,
 }
@@ -52,7 +52,7 @@ impl RamDrive {
         }
     }
 
-    /// What is on it.
+    /// The drive's content.
     pub fn content(&self) -> Vec<u8> {
         self.bytes.lock().unwrap().clone()
     }

@@ -1,4 +1,4 @@
-//! The real program in directories of its own, taken down whatever happens to the test.
+//! The real program in its own directories, taken down also if the test fails.
 #![allow(clippy::unwrap_used, dead_code)]
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -10,15 +10,15 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// The longest that anything here may take.
+/// Limit on the time of each command and wait here.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A run and a configuration directory; dropping it takes down every volume in it.
+/// A run directory and a configuration directory; dropping it takes down every volume in it.
 pub struct Sandbox {
     dir: TempDir,
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Done {
     pub status: i32,
@@ -27,19 +27,19 @@ pub struct Done {
 }
 
 impl Done {
-    /// Its output; the test fails if the command did.
+    /// The output; the test fails if the command failed.
     pub fn ok(self) -> String {
         assert_eq!(self.status, 0, "{self:?}");
         self.out
     }
 
-    /// The output of a command that looks at a volume, be it as it should or not.
+    /// The output of a command that inspects a volume, whether the volume is healthy or not.
     pub fn looked(self) -> String {
         assert!(matches!(self.status, 0 | 6), "{self:?}");
         self.out
     }
 
-    /// Its one-line error, which must contain every one of `parts`.
+    /// The one-line error, which must contain each of `parts`.
     pub fn refused(self, status: i32, parts: &[&str]) -> String {
         assert_eq!(self.status, status, "{self:?}");
         assert_eq!(self.err.lines().count(), 1, "not one line: {self:?}");
@@ -50,7 +50,7 @@ impl Done {
         self.err
     }
 
-    /// Its output as JSON.
+    /// The output as JSON.
     pub fn json(self) -> Value {
         serde_json::from_str(&self.ok()).unwrap()
     }
@@ -67,7 +67,7 @@ impl Sandbox {
         self.dir.path()
     }
 
-    /// A name for a volume with a block device, which no other sandbox has: all tests share
+    /// A name for a volume with a block device, unique to this sandbox: all tests share
     /// `/dev/ztier`, also those of one process.
     pub fn device_name(&self, what: &str) -> String {
         let own = self.dir.path().file_name().unwrap().to_str().unwrap();
@@ -121,14 +121,14 @@ impl Sandbox {
         Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
     }
 
-    /// The same, also of a daemon that does not answer.
+    /// The pid of a volume's daemon, also if it does not answer.
     pub fn pid_of(&self, name: &str) -> Pid {
         let state = fs::read(self.run_dir().join(format!("{name}.json"))).unwrap();
         let state: Value = serde_json::from_slice(&state).unwrap();
         Pid::from_raw(i32::try_from(state["pid"].as_i64().unwrap()).unwrap()).unwrap()
     }
 
-    /// The process that keeps a volume's memory, once there is one.
+    /// The memory holder of a volume, as soon as there is one.
     pub fn memory_holder(&self, name: &str) -> Pid {
         let path = self.run_dir().join(format!("{name}.keep"));
         let mut memory_holder = None;
@@ -142,7 +142,7 @@ impl Sandbox {
     /// Kills a volume's daemon and the memory holder.
     pub fn kill_both(&self, name: &str) {
         let (daemon, memory_holder) = (self.pid(name), self.memory_holder(name));
-        // Else it would see that its memory holder is gone, and make another.
+        // Otherwise the daemon would notice the death of its memory holder, and start another.
         kill_process(daemon, Signal::STOP).unwrap();
         kill_process(memory_holder, Signal::KILL).unwrap();
         kill_process(daemon, Signal::KILL).unwrap();
@@ -155,7 +155,7 @@ impl Sandbox {
     pub fn kill(&self, name: &str) {
         let pid = self.pid(name);
         kill_process(pid, Signal::KILL).unwrap();
-        // While it dies it does not answer, and still has its lock.
+        // A dying daemon does not answer, and still has its lock.
         eventually("the daemon is gone", || {
             self.ztier(&["status", name]).err.contains("the daemon of volume")
         });
@@ -166,8 +166,8 @@ impl Drop for Sandbox {
     fn drop(&mut self) {
         for file in self.files() {
             let Some(name) = file.strip_suffix(".json") else { continue };
-            // Must not panic: that would end the process while another panic unwinds, and leave the
-            // directories of all tests beside this one.
+            // Must not panic: a panic during unwinding would abort the process, and leave the
+            // directories of all other tests behind.
             let down =
                 || try_finish(self.command(&["down", name, "--discard", "--force"]), PATIENCE);
             let done = down();
@@ -181,7 +181,8 @@ impl Drop for Sandbox {
 }
 
 impl Sandbox {
-    /// The last resort: the process that a state file names, if it is one of ours.
+    /// The last resort: kills the process that a state file names, if it is a ztier process of the
+    /// test.
     fn kill_recorded(&self, file: &str) {
         let state = fs::read_to_string(self.run_dir().join(file)).unwrap_or_default();
         let state: Value = serde_json::from_str(&state).unwrap_or_default();
@@ -208,37 +209,37 @@ fn listener(path: &Path) -> Option<Pid> {
     pids.find(|pid| has(&pid.to_string())).and_then(Pid::from_raw)
 }
 
-/// Stops a process, and waits until all its threads have stopped: until then it may answer.
+/// Stops a process, and waits until all its threads have stopped: a thread may answer until then.
 pub fn stop(pid: Pid) {
     kill_process(pid, Signal::STOP).unwrap();
     let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
     eventually("the process is stopped", || {
         fs::read_dir(&tasks).unwrap().flatten().all(|task| {
             let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-            // A thread that is gone answers nothing.
+            // A thread that has ended answers nothing.
             stat.rsplit(')').next().is_none_or(|rest| rest.is_empty() || rest.starts_with(" T"))
         })
     });
 }
 
-/// Runs `command` to its end, which must come within [`PATIENCE`].
+/// Runs `command` to its end, at most for [`PATIENCE`].
 pub fn finish(command: Command) -> Done {
     finish_within(command, PATIENCE)
 }
 
-/// The same within `patience`.
+/// Runs `command` to its end, at most for `patience`.
 pub fn finish_within(command: Command, patience: Duration) -> Done {
     try_finish(command, patience).expect("the command never ends")
 }
 
-/// How a command ended; `None` if it had not after `patience`, and was killed.
+/// The result of a command; `None` if it still ran after `patience`, and was killed.
 pub fn try_finish(mut command: Command, patience: Duration) -> Option<Done> {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut child = Guard(child);
     let mut pipes = (child.0.stdout.take().unwrap(), child.0.stderr.take().unwrap());
     let reader = std::thread::spawn(move || {
         let (mut out, mut err) = (String::new(), String::new());
-        // Small outputs: one after the other can't block the writer for long.
+        // The outputs are small, so reading one after the other cannot block the writer for long.
         let _ = pipes.0.read_to_string(&mut out);
         let _ = pipes.1.read_to_string(&mut err);
         (out, err)
@@ -280,7 +281,7 @@ impl Drop for Guard {
     }
 }
 
-/// Waits until `true`, at most [`PATIENCE`].
+/// Waits until `so` returns `true`, at most for [`PATIENCE`].
 pub fn eventually(what: &str, so: impl FnMut() -> bool) {
     within(PATIENCE, what, so);
 }

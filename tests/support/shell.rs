@@ -1,4 +1,4 @@
-//! Programs of the machine, each with a limit on its time.
+//! Programs of the machine, each with a time limit.
 #![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
 
 use std::process::{Command, Output, Stdio};
@@ -13,12 +13,12 @@ pub fn run(seconds: u32, program: &str, args: &[&str]) -> Output {
         .unwrap()
 }
 
-/// All that it printed.
+/// All output of a program.
 pub fn text(out: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
 }
 
-/// Runs a program that has to succeed. Returns what it printed.
+/// Runs a program that has to succeed. Returns its output.
 #[track_caller]
 pub fn ok(seconds: u32, program: &str, args: &[&str]) -> String {
     let out = run(seconds, program, args);
@@ -26,7 +26,7 @@ pub fn ok(seconds: u32, program: &str, args: &[&str]) -> String {
     text(&out)
 }
 
-/// Whether this machine lacks one of the programs; says which.
+/// Whether this machine lacks one of the programs; prints which.
 pub fn missing(programs: &[&str]) -> bool {
     for p in programs {
         if !run(5, "sh", &["-c", &format!("command -v {p}")]).status.success() {

@@ -1,4 +1,4 @@
-//! What the superblocks of a log say, changed as a crash, another boot or another machine would.
+//! Superblocks of a log, changed as a crash, another boot or another machine would change them.
 #![allow(clippy::unwrap_used, dead_code)]
 
 use std::fs::File;
@@ -17,7 +17,7 @@ pub fn read(log: &str) -> Superblock {
     copies.into_iter().max_by_key(|sb| sb.generation).unwrap()
 }
 
-/// Changes both copies.
+/// Changes both copies of the superblock.
 pub fn edit(log: &str, change: impl Fn(&mut Superblock)) {
     let mut sb = read(log);
     change(&mut sb);
@@ -27,7 +27,7 @@ pub fn edit(log: &str, change: impl Fn(&mut Superblock)) {
     }
 }
 
-/// As after a reboot since the log was closed: the change counters have another scope.
+/// Simulates a reboot since the log was closed: the change counters have another scope.
 pub fn reboot(log: &str) {
     edit(log, |sb| {
         sb.change_counter.scope ^= 1;
@@ -36,7 +36,7 @@ pub fn reboot(log: &str) {
     });
 }
 
-/// As within a window that writes to every sampled range.
+/// Simulates a window that writes to every sampled range.
 pub fn forget_samples(log: &str) {
     edit(log, |sb| {
         let mut identity = Identity::decode(&sb.identity).unwrap();

@@ -1,4 +1,4 @@
-//! The command line: which table, how much of it, where the figures go.
+//! The command line: the table, its size, and the files for its figures.
 
 mod all;
 mod cached;
@@ -308,7 +308,7 @@ fn run(cli: Cli) -> Result<()> {
     }
 }
 
-/// Puts in order what runs that were killed have left; no other run measures meanwhile.
+/// Cleans up after killed runs; no other run measures meanwhile.
 fn clear() {
     remains::clear(&rival::ztier::down_of);
     knob::put_back();
@@ -377,7 +377,7 @@ fn zram(args: ZramArgs) -> Result<()> {
     finish(&context.report, &args.output, &failed)
 }
 
-/// The same table in a machine of our own.
+/// Runs the same table in a virtual machine.
 fn zram_in_machine(args: &ZramArgs) -> Result<()> {
     let mut inside = vec!["zram".to_owned(), "--keep-going".to_owned()];
     inside.extend(args.quick.then(|| "--quick".to_owned()));
@@ -406,7 +406,7 @@ fn zram_in_machine(args: &ZramArgs) -> Result<()> {
     machine.run()
 }
 
-/// The kernel's caches and ours on the same disks, in a machine of our own.
+/// Compares the kernel's caches and ztier on the same disks, in a virtual machine.
 fn log_in_machine(args: &LogArgs) -> Result<()> {
     let mut inside: Vec<String> =
         ["log", "--keep-going", "--only", "kernel", "--log", "/disk/log", "--backing"]
@@ -430,12 +430,12 @@ fn log_in_machine(args: &LogArgs) -> Result<()> {
     machine.run()
 }
 
-/// As it is typed.
+/// The name of a section on the command line.
 fn name_of(section: &impl ValueEnum) -> String {
     section.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
 }
 
-/// Runs the sections one after the other; those that failed.
+/// Runs the sections one after the other; returns those that failed.
 fn each<S>(
     sections: Vec<(String, S)>,
     keep_going: bool,
@@ -449,7 +449,7 @@ fn each<S>(
         if let Err(e) = run(section, context) {
             context.report.missing(&name, "section", &e);
             failed.push(name);
-            // What was measured before is still reported and saved.
+            // Earlier results are still reported and saved.
             if !keep_going || interrupt::requested() {
                 break;
             }
@@ -519,7 +519,7 @@ fn drive_models(args: ModelsArgs) -> Result<()> {
     let done = models::run(&mut report, &names, args.real_time);
     print("\n== ratios");
     print(&report.ratio_table());
-    // What was found before a failure is still saved.
+    // Results from before a failure are still saved.
     report.save(&args.output)?;
     done
 }
@@ -533,7 +533,7 @@ fn replays(args: PolicyArgs) -> Result<()> {
     finish(&report, &args.output, &[])
 }
 
-/// Others' work on this machine makes every figure worse than it is.
+/// Warns if other processes use the machine, as that makes every figure worse.
 fn warn_if_busy() -> Result<()> {
     let watch = Stopwatch::start();
     interrupt::sleep(Duration::from_millis(500))?;

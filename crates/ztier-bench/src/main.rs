@@ -1,8 +1,8 @@
 //! Workloads, rivals and reports: one table a source document.
 //!
-//! The modules stand in the order in which a run passes them: the command line, all tables in one
-//! go, the workloads that measure, what they measure, models of drives that are not there, the data
-//! they write, the report of a table, and that of all of them. `sys` is what they all need.
+//! The modules are in the order of a run: the command line, the run of all tables, the workloads,
+//! the measured systems, models of drives, the data, the report of a table, and that of all tables.
+//! All of them use `sys`.
 
 use std::process::ExitCode;
 

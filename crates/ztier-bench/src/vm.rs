@@ -1,8 +1,8 @@
-//! A table in a machine of our own, under a kernel that has what this machine's lacks: this very
-//! program runs there, and its figures come back.
+//! Runs a table in a virtual machine, under a kernel with features that this machine's kernel
+//! lacks: this program runs there, and its figures come back.
 //!
-//! The CPUs are emulated, which costs all systems, each in its own way: only ratios mean anything,
-//! and those less than on real CPUs.
+//! The CPUs are emulated, which costs each system differently: only ratios mean anything, and less
+//! than on real CPUs.
 
 use crate::report::{Output, print, say};
 use crate::sys::interrupt;
@@ -12,34 +12,34 @@ use ztier::error::{Context, Error, Result};
 pub use ztier_vm::kernel::Flavour;
 use ztier_vm::{Lab, Setup, Trouble};
 
-/// Longer than any table takes there.
+/// Limit on the time of a table, longer than any takes there.
 const LIMIT: Duration = Duration::from_secs(3600);
-/// Where the program leaves its figures there.
+/// File in the machine with the figures.
 const FIGURES: &str = "/tmp/figures";
 
-/// What to run, and on what.
+/// What to run, and on which machine.
 pub struct Inside<'a> {
-    /// Arguments of this program there.
+    /// Arguments of this program in the machine.
     pub args: Vec<String>,
-    /// Its kernel.
+    /// The machine's kernel.
     pub kernel: Flavour,
     /// Memory of the machine, in MiB.
     pub memory: u32,
-    /// Its CPUs; one, if it counts instructions.
+    /// CPUs of the machine; one, if it counts instructions.
     pub cpus: u32,
-    /// Names and sizes of its disks, `/disk/NAME`.
+    /// Names and sizes of the machine's disks, `/disk/NAME`.
     pub disks: &'a [(&'a str, u64)],
-    /// The bytes and requests a second that each is held to; none for as many as come.
+    /// Limits of each disk in bytes and requests a second; empty for no limits.
     pub held: &'a [(u64, u64)],
-    /// Modules that are loaded before.
+    /// Modules to load before.
     pub modules: &'a str,
-    /// What the shell does before.
+    /// Shell commands to run before.
     pub prepare: &'a str,
-    /// Count instructions: one CPU, whose clock goes on by a nanosecond with each.
+    /// Whether to count instructions: one CPU, whose clock advances by a nanosecond with each.
     pub counted: bool,
-    /// Where figures go.
+    /// Files for the figures.
     pub output: &'a Output,
-    /// Where the picture goes of a table that makes one.
+    /// File for the picture of a table that makes one.
     pub svg: Option<&'a Path>,
 }
 
@@ -47,7 +47,7 @@ impl Inside<'_> {
     /// Boots a machine, runs the table in it, and prints what it prints.
     ///
     /// # Errors
-    /// There can be no machine here, or the table failed there.
+    /// This machine can't run virtual machines, or the table failed there.
     pub fn run(self) -> Result<()> {
         let lab = Lab::of(self.kernel, &["ztier", "ztier-bench"]).map_err(Trouble::into_error)?;
         let _turn = lab.turn(LIMIT)?;

@@ -1,5 +1,5 @@
-//! `ztier-bench all` with tables that need no root: what is kept, what an interruption leaves, what
-//! is run again.
+//! `ztier-bench all` with tables that need no root: saved results, the effect of an interruption,
+//! and the parts that run again.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -32,7 +32,7 @@ fn a_run_leaves_figures_logs_and_a_report_and_is_not_repeated() {
     assert_eq!((state(&run, 0), &run["quick"]), ("done", &Value::Bool(true)));
     let figures: Value =
         serde_json::from_str(&fs::read_to_string(dir.join("policy.json")).unwrap()).unwrap();
-    // A ratio of the table stands in all three, with every digit in the CSV.
+    // A ratio of the table is in all three reports, with every digit in the CSV.
     let (name, value) = figures["ratios"].as_object().unwrap().iter().next().unwrap();
     let value = value.as_f64().unwrap();
     let text = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
@@ -72,7 +72,7 @@ fn an_interrupted_run_says_how_to_go_on_and_does() {
     assert!(ended.stderr.contains(&how), "{}", ended.stderr);
     assert_eq!(state(&run_of(&found), 0), "failed");
     assert!(fs::read_to_string(found.join("report.md")).unwrap().contains("interrupted"));
-    // The table is gone, too: its log is not locked.
+    // The table is dead, too: its log is not locked.
     assert!(fs::File::open(found.join("policy.log")).unwrap().try_lock().is_ok());
 
     // Without a name: the newest.
@@ -86,7 +86,7 @@ fn an_interrupted_run_says_how_to_go_on_and_does() {
 fn a_table_that_fails_is_named_and_its_reason_is_kept() {
     let work = tempfile::tempdir().unwrap();
     let dir = work.path().join("one");
-    // What is in the way of its figures.
+    // A directory in place of the table's figures.
     fs::create_dir_all(dir.join("policy.json/in the way")).unwrap();
     let build = "none";
     let part = |name: &str| {
@@ -121,7 +121,7 @@ fn a_table_ends_in_order_when_its_suite_is_killed() {
     let log = || fs::read_to_string(dir.join("policy.log")).unwrap_or_default();
     until("policy works", || log().lines().count() > 1);
     suite.kill();
-    // While the table goes on, no other run measures.
+    // While the table runs, no other run measures.
     let ended = bench(work.path(), &["models", "--wait"]).end();
     assert!(ended.status.success(), "{}", ended.stderr);
     let waited = ended.stderr.contains("(ztier-bench all --only policy --dir one), which measures");

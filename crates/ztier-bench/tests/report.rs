@@ -1,5 +1,5 @@
-//! The report in a real browser: nothing wider than its page, no empty chart, no text on other
-//! text, all of it readable, on narrow and wide screens, in light and in dark.
+//! The report in a real browser: nothing wider than its page, no empty chart, no overlapping text,
+//! all text readable, on narrow and wide screens, in light and dark mode.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::{Running, bench};
 
-/// A real quick run, shortened: for tests alone.
+/// A real quick run, shortened: for tests only.
 const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sample");
 const PROBE: &str = include_str!("probe.html");
 const WIDTHS: [u32; 3] = [320, 768, 1600];
@@ -28,7 +28,7 @@ fn sample(work: &Path) -> PathBuf {
     dir
 }
 
-/// The browser, or why there is none.
+/// The browser; prints a message if there is none.
 fn browser() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let all: Vec<PathBuf> = std::env::split_paths(&path).collect();
@@ -40,7 +40,7 @@ fn browser() -> Option<PathBuf> {
     found
 }
 
-/// The browser with arguments on a page; what it wrote to standard output.
+/// Runs the browser with arguments on a page; returns its standard output.
 fn browse(browser: &Path, work: &Path, dark: bool, args: &[String], page: &Path) -> String {
     let profile = work.join("profile");
     let mut command = Command::new(browser);
@@ -52,7 +52,7 @@ fn browse(browser: &Path, work: &Path, dark: bool, args: &[String], page: &Path)
         .arg(format!("--blink-settings=preferredColorScheme={}", u8::from(!dark)))
         .args(args)
         .arg(format!("file://{}", page.display()))
-        // Also its settings and caches go away with the test.
+        // The browser's settings and caches are removed with the test, too.
         .env("HOME", work)
         .env("TMPDIR", work)
         .env("XDG_CONFIG_HOME", work)
@@ -62,7 +62,7 @@ fn browse(browser: &Path, work: &Path, dark: bool, args: &[String], page: &Path)
     ended.stdout
 }
 
-/// What the probe finds out about a page in a frame of such a width.
+/// The probe's results for a page in a frame of `width`.
 fn look(browser: &Path, work: &Path, html: &str, width: u32, dark: bool) -> Value {
     let attribute = html.replace('&', "&amp;").replace('"', "&quot;");
     let page = work.join("probe.html");
@@ -85,7 +85,7 @@ fn it_is_readable_on_all_screens_in_light_and_dark() {
         let found = look(&browser, work.path(), &html, width, dark);
         let troubles = found["troubles"].as_array().unwrap();
         assert!(troubles.is_empty(), "{width}, dark {dark}: {troubles:#?}");
-        // It was this page, at this width and in these colours.
+        // The results are for this page, at this width and in these colours.
         assert_eq!((&found["width"], &found["dark"]), (&width.into(), &dark.into()));
         let count = |of: &str| found[of].as_u64().unwrap();
         assert!(count("charts") >= 40 && count("tables") >= 20, "{found}");
@@ -98,7 +98,7 @@ fn screenshots_show_something() {
     let Some(browser) = browser() else { return };
     let work = tempfile::tempdir().unwrap();
     let page = sample(work.path()).join("report.html");
-    // Kept where ZTIER_SCREENSHOTS says, to be looked at.
+    // Saved to the directory in ZTIER_SCREENSHOTS, for inspection.
     let kept = std::env::var_os("ZTIER_SCREENSHOTS").map(PathBuf::from);
     for (width, dark) in [(500, false), (500, true), (1400, false), (1400, true)] {
         let name = format!("report-{width}-{}.png", if dark { "dark" } else { "light" });
@@ -149,14 +149,14 @@ fn it_has_what_the_sources_have_and_is_small() {
     for name in ["report.html", "report.md", "report.csv"] {
         assert!(fs::metadata(dir.join(name)).unwrap().len() <= REPORT_MAX, "{name}");
     }
-    // A picture a source document.
+    // A picture for each source document.
     for name in ["zram", "swap", "zcache", "worst-case", "log"] {
         let svg = read(&format!("report-{name}.svg"));
         assert!(svg.starts_with("<svg xmlns=") && svg.ends_with("</svg>\n"), "{name}: {svg}");
         assert!(svg.contains("class=\"mark\"") && svg.len() < 256 << 10, "{name}");
     }
     for what in [
-        // Averages of zcache, of ramzswap, of dm-lc; tables as IOzone prints them.
+        // Means of zcache, of ramzswap, of dm-lc; tables as IOzone prints them.
         "85,031",
         "206",
         "1579",

@@ -1,6 +1,6 @@
-//! Exploring the orders in which threads can run, and the bugs that this must find.
+//! Explores thread interleavings with shuttle, and requires that each planted bug is found.
 //!
-//! All of it is empty without `--cfg shuttle` (`scripts/rustc-shuttle`).
+//! The crate is empty without `--cfg shuttle` (`scripts/rustc-shuttle`).
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used)]
 
@@ -10,25 +10,25 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Orders in which each planted bug must be found, of those that hold single threads up. The rarest
-/// takes 4000 in the mean, so that one run in hundreds of thousands misses it.
+/// Schedules in which each planted bug must be found, where schedules hold single threads up. The
+/// rarest bug takes 4000 schedules in the mean, so one run in hundreds of thousands misses it.
 const HELD_UP: usize = 50_000;
-/// The same for orders that are all chance, which few bugs need.
+/// The same for schedules that are all random; few bugs need these.
 const AT_RANDOM: usize = 10_000;
 
-/// Steps of a schedule, at most; those that end take a few thousand.
+/// Limit on the steps of a schedule; a schedule that ends takes a few thousand.
 const STEPS: usize = 100_000;
 
 fn explore(test: impl Fn() + Send + Sync + 'static, scheduler: impl Scheduler + 'static) {
     let mut config = Config::new();
-    // A schedule that goes on for longer never ends: threads wait for each other in a circle.
+    // A schedule with more steps never ends: threads wait for each other in a circle.
     config.max_steps = MaxSteps::FailAfter(STEPS);
-    // A channel is made on the stack before it is boxed.
+    // The tests build a channel on the stack before they box it.
     config.stack_size = 1 << 20;
     Runner::new(scheduler, config).run(test);
 }
 
-/// Whether no order makes the test fail. Counts those that were tried.
+/// Whether no schedule makes `test` fail. Adds the schedules tried to `tried`.
 fn is_missed(test: fn(), tried: &Arc<AtomicUsize>) -> bool {
     let counted = || {
         let tried = Arc::clone(tried);
@@ -44,9 +44,9 @@ fn is_missed(test: fn(), tried: &Arc<AtomicUsize>) -> bool {
     .is_ok()
 }
 
-/// Runs each test in many orders (`ZTIER_SCHEDULES`, by default 2000), and each bug, planted by
-/// `plant`, in the test that must fail for it. Planting is for the whole process, so nothing may
-/// run beside.
+/// Runs each test in many schedules (`ZTIER_SCHEDULES`, by default 2000), and each bug, planted by
+/// `plant`, in the test that must fail for it. A planted bug holds for the whole process, so no
+/// other test may run meanwhile.
 pub fn hold_and_find<B: Copy + Debug>(
     tests: &[fn()],
     bugs: &[(B, fn())],

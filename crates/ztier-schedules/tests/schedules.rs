@@ -1,6 +1,5 @@
-//! Schedules: the concurrent parts under [shuttle](https://docs.rs/shuttle), which runs each test
-//! under thousands of thread interleavings, and bugs planted on purpose, each of which must be
-//! found.
+//! Schedules of the memory engine: [shuttle](https://docs.rs/shuttle) runs each test under
+//! thousands of thread interleavings, and must find each planted bug.
 //!
 //! Built only with `scripts/rustc-shuttle`; a failure prints the schedule that replays it.
 #![cfg(shuttle)]
@@ -21,13 +20,13 @@ use ztier::ram::store::segment::Segments;
 use ztier_schedules::hold_and_find;
 
 const SEGMENT: u32 = 32 << 10;
-/// Blocks of noise, which are not compressed: seven fill a segment.
+/// Multiplier for incompressible blocks: seven fill a segment.
 const NOISE: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// What it takes to recompress, in bytes.
+/// Memory for recompression, in bytes.
 const PACKING: u64 = 1 << 20;
 
-/// A spill device that others may get ahead of at every block.
+/// A spill device that yields to other threads at every block.
 struct Slow(Mutex<Vec<u8>>);
 
 impl Drive for Slow {
@@ -62,14 +61,14 @@ fn volume(blocks: u64, segments: u64) -> Arc<Volume> {
     Arc::new(Volume::new(&options(blocks, segments)).unwrap())
 }
 
-/// A volume that has memory to recompress with beside its segments.
+/// A volume with memory for recompression besides its segments.
 fn packing(blocks: u64, segments: u64) -> Arc<Volume> {
     let options = options(blocks, segments);
     let ram_limit = options.ram_limit + PACKING;
     Arc::new(Volume::new(&Options { ram_limit, ..options }).unwrap())
 }
 
-/// A volume above a device of so many slots.
+/// A volume with a spill device of `slots` slots.
 fn above(blocks: u64, segments: u64, slots: u32) -> Arc<Volume> {
     above_of(&options(blocks, segments), slots)
 }
@@ -83,7 +82,7 @@ fn above_of(options: &Options, slots: u32) -> Arc<Volume> {
 fn options(blocks: u64, segments: u64) -> Options {
     Options {
         size: blocks * 4096,
-        // Fixed tables take what they take; only segments are short.
+        // The size of fixed tables is constant; only segments are scarce.
         ram_limit: (1 << 20) + segments * u64::from(SEGMENT),
         ram_limit_max: 0,
         segment: SEGMENT,
@@ -92,11 +91,11 @@ fn options(blocks: u64, segments: u64) -> Options {
     }
 }
 
-/// A block that says which block it is and which version.
+/// A block that encodes its number and version.
 fn block(number: u64, version: u64) -> Vec<u8> {
     let mut x = number << 32 | version | 1;
     let mut data: Vec<u8> = [number, version].iter().flat_map(|n| n.to_le_bytes()).collect();
-    // The same eight times: kept as it is alone, and not together with others.
+    // The same bytes eight times: compresses alone, so the block is not put into a cluster.
     while data.len() < 512 {
         x = x.wrapping_mul(NOISE).rotate_left(17);
         data.extend_from_slice(&x.to_le_bytes());
@@ -110,7 +109,7 @@ fn write(channel: &mut dyn Channel, number: u64, version: u64) -> Result<(), IoE
         .submit(Request::Write { offset: number * 4096, data: &data, fua: false }, Instant::now())
 }
 
-/// The version that a block has; panics unless the whole block is of one version.
+/// The version that block `number` has; panics unless all of its bytes are of one version.
 fn read(channel: &mut dyn Channel, number: u64) -> u64 {
     let mut buf = vec![0; 4096];
     let request = Request::Read { offset: number * 4096, buf: &mut buf };
@@ -123,7 +122,7 @@ fn read(channel: &mut dyn Channel, number: u64) -> u64 {
     version
 }
 
-/// What must hold when all threads have ended: the counts, the order, and that no segment is lost.
+/// What must hold when all threads have ended: counters, order, and no segment is lost.
 fn check(volume: &Arc<Volume>) {
     volume.audit().unwrap();
     let mut channel = Arc::clone(volume).channel();
@@ -152,8 +151,8 @@ fn writers_of_the_same_block() {
     check(&volume);
 }
 
-/// One thread writes versions in order, one reads: it never sees an older one than was acknowledged
-/// before it began, while the cleaner moves everything around.
+/// One thread writes versions in order, another reads: a read never returns a version older than
+/// the last one acknowledged before the read began, while the cleaner moves records.
 fn a_reader_beside_a_writer_and_the_cleaner() {
     let volume = volume(32, 8);
     let acknowledged = Arc::new(AtomicU64::new(0));
@@ -235,7 +234,8 @@ fn modifiers_of_one_block() {
     check(&volume);
 }
 
-/// One thread discards a leaf's last block and has it dropped while another writes into the leaf.
+/// One thread discards the last block of an index leaf and has the leaf freed while another writes
+/// to the leaf.
 fn a_leaf_that_leaves_while_it_is_written() {
     let volume = volume(512, 8);
     let mut channel = Arc::clone(&volume).channel();
@@ -257,14 +257,14 @@ fn a_leaf_that_leaves_while_it_is_written() {
     check(&volume);
 }
 
-/// One thread is held up between any two steps of a write while the other seals the segment that
-/// has the block's old version, and cleans it.
+/// Between any two steps of a write the other thread seals the segment with the block's old
+/// version, and cleans that segment.
 fn a_writer_that_is_overtaken() {
-    // Blocks of two groups: those of one share a lock, and no writer could overtake.
+    // Blocks of two groups: blocks of one group share a lock, and no writer could overtake.
     let volume = volume(32, 8);
     let mut channel = Arc::clone(&volume).channel();
     write(&mut *channel, 0, 1).unwrap();
-    // All of the segment but the first block is garbage, so that it is worth cleaning.
+    // All of the segment but the first block is garbage, so that cleaning it pays.
     (1..8).for_each(|version| write(&mut *channel, 16, version).unwrap());
     let slow = {
         let volume = Arc::clone(&volume);
@@ -277,13 +277,13 @@ fn a_writer_that_is_overtaken() {
     check(&volume);
 }
 
-/// As a reader beside a writer and the cleaner, with everything on its way down and up all the
-/// while, and slots so few that they are used again.
+/// A reader beside a writer and the cleaner, while segments are spilled and promoted all the time;
+/// slots are few, so that they are reused.
 fn a_reader_beside_what_goes_down_and_up() {
     let volume = above(32, 12, 5);
     let acknowledged = Arc::new(AtomicU64::new(0));
     let mut channel = Arc::clone(&volume).channel();
-    // More than a segment, so that some of it can go down at once.
+    // More than a segment, so that some of it can be spilled at once.
     for number in (0..4).chain(16..22) {
         write(&mut *channel, number, 1).unwrap();
     }
@@ -322,7 +322,7 @@ fn a_reader_beside_what_goes_down_and_up() {
     check(&volume);
 }
 
-/// A block that is read again in its slot, and comes back, is written meanwhile.
+/// One thread reads a spilled block twice, which promotes it, while another writes it.
 fn a_block_that_is_read_again_while_it_is_written() {
     let volume = above(32, 12, 5);
     let mut channel = Arc::clone(&volume).channel();
@@ -341,7 +341,8 @@ fn a_block_that_is_read_again_while_it_is_written() {
     check(&volume);
 }
 
-/// Blocks of a group are put together, moved and taken apart while others write and discard them.
+/// Recompression builds, moves and splits clusters while other threads write and discard their
+/// blocks.
 fn a_group_that_is_written_while_it_is_recompressed() {
     let volume = packing(32, 12);
     let mut channel = Arc::clone(&volume).channel();
@@ -379,7 +380,7 @@ fn a_group_that_is_written_while_it_is_recompressed() {
     check(&volume);
 }
 
-/// Clusters come and go at the same places of memory while a thread reads them.
+/// Clusters come and go at the same memory addresses while a thread reads them.
 fn a_reader_beside_clusters_that_come_and_go() {
     let volume = packing(32, 12);
     let mut channel = Arc::clone(&volume).channel();
@@ -398,7 +399,7 @@ fn a_reader_beside_clusters_that_come_and_go() {
                 if version % 3 == 1 {
                     assert_eq!(read(&mut *channel, 1), version);
                 }
-                // Nothing of them is left, and their segment is used again.
+                // None of these blocks is live any more, and their segment is reused.
                 let discard = Request::Discard { offset: 0, len: 32 * 4096 };
                 channel.submit(discard, Instant::now()).unwrap();
                 (0..2).for_each(|_| volume.clean_now());
@@ -416,7 +417,7 @@ fn a_reader_beside_clusters_that_come_and_go() {
     check(&volume);
 }
 
-/// What goes down is put together on the way, beside threads that write and read it.
+/// Spilling builds clusters while threads write and read their blocks.
 fn clusters_that_go_down_and_up() {
     let options = options(32, 12);
     let ram_limit = options.ram_limit + PACKING;
@@ -459,7 +460,7 @@ fn clusters_that_go_down_and_up() {
     check(&volume);
 }
 
-/// Two free what is dead in slots, and a writer uses its segments again at once.
+/// Two threads free dead slots, and a writer reuses their segments at once.
 fn two_who_free_slots_beside_a_writer() {
     let volume = above(32, 12, 5);
     let mut channel = Arc::clone(&volume).channel();
@@ -489,8 +490,8 @@ fn two_who_free_slots_beside_a_writer() {
     check(&volume);
 }
 
-/// A thread claims a segment that it saw a while ago. Meanwhile another segment has its number;
-/// only one thread can claim that one.
+/// A thread claims a segment that it looked up earlier. Meanwhile another segment has this number;
+/// only one thread can claim that segment.
 fn a_claim_that_comes_too_late() {
     let segments = Segments::new(&Memory::default(), 1, 0).unwrap();
     let (segment, _) = segments.open(0).unwrap();
@@ -500,7 +501,7 @@ fn a_claim_that_comes_too_late() {
         let segments = Arc::clone(&segments);
         thread::spawn(move || assert_eq!(segments.claim(segment, before), None))
     };
-    // As a segment in which there is nothing.
+    // As an empty segment.
     segments.free(segment);
     assert_eq!(segments.open(0), Some((segment, false)));
     segments.seal(segment, 100);
@@ -514,7 +515,7 @@ fn a_claim_that_comes_too_late() {
     let claims = claim(&segments) + other.join().unwrap();
     late.join().unwrap();
     assert_eq!(claims, 1);
-    // The thread that has the claim can release it for others.
+    // The thread with the claim can release it for others.
     segments.unclaim(segment);
     assert_eq!(claim(&segments), 1);
 }
@@ -535,7 +536,8 @@ const TESTS: [fn(); 13] = [
     a_claim_that_comes_too_late,
 ];
 
-/// One test function: planting is for the whole process, so nothing may run beside it.
+/// One test function: a planted bug holds for the whole process, so no other test may run
+/// meanwhile.
 #[test]
 fn every_schedule_holds_and_every_planted_bug_is_found() {
     let bugs: [(Bug, fn()); 15] = [

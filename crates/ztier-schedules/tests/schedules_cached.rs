@@ -1,5 +1,5 @@
-//! Schedules of the read cache: readers that miss, writers, eviction and zeroes of one block in
-//! thousands of orders, and bugs planted on purpose, each of which must be found.
+//! Schedules of the read cache: misses, writes, eviction and zeroing of one block in thousands of
+//! interleavings; each planted bug must be found.
 //!
 //! Built only with `scripts/rustc-shuttle`; a failure prints the schedule that replays it.
 #![cfg(shuttle)]
@@ -15,12 +15,12 @@ use ztier::media::{Action, Drive, DriveError};
 use ztier_schedules::hold_and_find;
 
 const BLOCK: usize = 4096;
-/// As small as it gets with room for several requests at once.
+/// The smallest limit with room for several requests at once.
 const LIMIT: u64 = 2 << 20;
 const BLOCKS: usize = 1024;
 
-/// A drive that others may get ahead of before and after every request, and that fails writes of
-/// one block.
+/// A drive that yields to other threads before and after every request, and fails writes of one
+/// block.
 struct Slow {
     /// The version of each block.
     versions: Mutex<Vec<u32>>,
@@ -28,7 +28,7 @@ struct Slow {
 }
 
 impl Slow {
-    /// A point at which others may run, without being asked to.
+    /// A point at which shuttle may switch threads.
     fn pause(&self) {
         drop(self.versions.lock().unwrap());
     }
@@ -75,7 +75,7 @@ impl Drive for Slow {
     }
 }
 
-/// Does not compress, so that few blocks fill a segment. Version 0 is zeros.
+/// Incompressible, so that few blocks fill a segment. Version 0 is zeros.
 fn content(block: usize, version: u32) -> Vec<u8> {
     if version == 0 {
         return vec![0; BLOCK];
@@ -112,7 +112,7 @@ fn read(cached: &Cached, block: usize) -> u32 {
     version(&buf, block)
 }
 
-/// When all has ended: what is read is what the drive has, and nothing is left under way.
+/// When all threads have ended: reads return what the drive has, and nothing is in flight.
 fn check(drive: &Slow, cached: &Cached, blocks: &[usize]) {
     cached.audit().unwrap();
     for block in blocks {
@@ -121,7 +121,8 @@ fn check(drive: &Slow, cached: &Cached, blocks: &[usize]) {
     }
 }
 
-/// One writes versions in order, two read and miss: none sees less than was acknowledged before.
+/// One thread writes versions in order, two read and miss: no read returns a version older than the
+/// last one acknowledged before it began.
 fn readers_beside_a_writer() {
     let (drive, cached) = drive(BLOCKS);
     let acknowledged = Arc::new(AtomicU64::new(0));
@@ -147,7 +148,7 @@ fn readers_beside_a_writer() {
     check(&drive, &cached, &[4, 5, 6]);
 }
 
-/// Two threads write the same blocks, and the drive decides which write is last.
+/// Two threads write the same blocks; the drive decides which write is last.
 fn writers_of_the_same_blocks() {
     let (drive, cached) = drive(BLOCKS);
     let writers = [1, 2].map(|version| {
@@ -164,7 +165,7 @@ fn writers_of_the_same_blocks() {
     check(&drive, &cached, &[1, 2, 3]);
 }
 
-/// Blocks come and go at the same places of memory while others are read, written and zeroed.
+/// Blocks come and go at the same memory addresses while other blocks are read, written and zeroed.
 fn eviction_beside_everything() {
     let (drive, cached) = drive(BLOCKS);
     drive.versions.lock().unwrap()[110..115].fill(1);
@@ -198,7 +199,7 @@ fn eviction_beside_everything() {
     check(&drive, &cached, &[100, 101, 102, 103, 104, 105, 110, 114]);
 }
 
-/// The whole drive is zeroed while a block of it is read and written.
+/// A thread zeroes the whole drive while another reads and writes a block.
 fn zeroes_of_everything() {
     let (drive, cached) = drive(BLOCKS);
     assert!(write(&cached, 7, 1));
@@ -218,7 +219,7 @@ fn zeroes_of_everything() {
     check(&drive, &cached, &[7, 8]);
 }
 
-/// A write that fails beside readers.
+/// A write fails while threads read the block.
 fn a_write_that_fails() {
     let (drive, cached) = drive(9);
     let reader = {
@@ -239,7 +240,8 @@ const TESTS: [fn(); 5] = [
     a_write_that_fails,
 ];
 
-/// One test function: planting is for the whole process, so nothing may run beside it.
+/// One test function: a planted bug holds for the whole process, so no other test may run
+/// meanwhile.
 #[test]
 fn every_schedule_holds_and_every_planted_bug_is_found() {
     let bugs: [(Bug, fn()); 6] = [

@@ -1,6 +1,6 @@
-//! Schedules of the threads of a log while drives fail, under [shuttle](https://docs.rs/shuttle).
-//! The waits are those of the product, and a failure of a drive is an event like any other. A cycle
-//! of waits shows as a schedule that never ends. Bugs of that kind are planted and must be found.
+//! Schedules of a log's threads while drives fail, under [shuttle](https://docs.rs/shuttle). The
+//! tests wait with the product's code, and a drive failure is an event like any other. A cycle of
+//! waits shows as a schedule that never ends; bugs of that kind are planted and must be found.
 //!
 //! Built only with `scripts/rustc-shuttle`; a failure prints the schedule that replays it.
 #![cfg(shuttle)]
@@ -22,7 +22,7 @@ use ztier_schedules::hold_and_find;
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 64;
 const SEGMENT: u32 = 32 << 10;
-/// Segments of the log: two are kept back, and seven blocks fill one.
+/// Segments of the log: the log reserves two, and seven blocks fill one.
 const SEGMENTS: u64 = 10;
 
 const READS: u8 = 1;
@@ -30,7 +30,8 @@ const WRITES: u8 = 2;
 const FLUSHES: u8 = 4;
 const ALL: u8 = READS | WRITES | FLUSHES;
 
-/// A drive that fails while it is told to. Threads may be switched before and after each action.
+/// A drive that fails while its switch is set. shuttle may switch threads before and after each
+/// action.
 struct Faulty {
     bytes: Mutex<Vec<u8>>,
     fails: AtomicU8,
@@ -112,8 +113,8 @@ impl Rig {
         volume
     }
 
-    /// A thread that writes to its own blocks, each one twice, and flushes; what the last of its
-    /// flushes covers.
+    /// Starts a thread that writes each of its own blocks twice, and flushes. It returns the
+    /// version that its last flush covers.
     fn writer(&self, first: u64, count: u64) -> thread::JoinHandle<u64> {
         let volume = Arc::clone(&self.volume);
         thread::spawn(move || {
@@ -130,7 +131,7 @@ impl Rig {
         })
     }
 
-    /// What blocks hold is not older than what a flush has covered.
+    /// Asserts that no block is older than the version that a flush has covered.
     fn holds(&self, first: u64, count: u64, covered: u64) {
         let mut channel = Arc::clone(&self.volume).channel();
         for block in first..first + count {
@@ -140,7 +141,7 @@ impl Rig {
     }
 }
 
-/// Bytes that say which block and which version they are, and are not alike.
+/// Bytes that encode block and version and differ for each.
 fn content(block: u64, version: u64) -> Vec<u8> {
     let words = (0..BLOCK as u64 / 8).map(|i| match i {
         0 => version,
@@ -169,7 +170,7 @@ fn read(channel: &mut dyn Channel, block: u64) -> Result<u64, IoError> {
     Ok(version)
 }
 
-/// Waits for a drain, as the commands do.
+/// Waits for a drain, as `ztier drain` does.
 fn drain(volume: &LogVolume) {
     let until = volume.drain(true);
     let before = volume.stats().log.unwrap().windows_failed;
@@ -183,7 +184,7 @@ fn drain(volume: &LogVolume) {
     }
 }
 
-/// Two writers, a drain, and a log that fails at any time: all three get an answer.
+/// Two writers, a drain, and a log that fails at any time: all three calls return.
 fn a_drain_while_the_log_fails() {
     let rig = Rig::new(false);
     let writers = [rig.writer(0, 3), rig.writer(16, 3)];
@@ -197,7 +198,7 @@ fn a_drain_while_the_log_fails() {
     let _ = rig.volume.close();
 }
 
-/// A writer fills the log while the backing store fails: it is answered.
+/// A writer fills the log while the backing store fails: the write returns.
 fn a_full_log_while_the_backing_store_fails() {
     let rig = Rig::new(true);
     let backing = Arc::clone(&rig.backing);
@@ -210,8 +211,7 @@ fn a_full_log_while_the_backing_store_fails() {
     rig.volume.close().unwrap();
 }
 
-/// Either drive fails for a while, in whatever it is asked for: what was flushed is there, and the
-/// volume goes on.
+/// Either drive fails for a while, at any request: flushed data is there, and the volume goes on.
 fn drives_that_come_back() {
     let rig = Rig::new(true);
     let writer = rig.writer(0, 9);
@@ -236,7 +236,7 @@ fn drives_that_come_back() {
     rig.volume.close().unwrap();
 }
 
-/// A volume goes down while its log fails: that ends, and nothing that was flushed is gone.
+/// A volume shuts down while its log fails: the shutdown ends, and no flushed data is lost.
 fn down_while_the_log_fails() {
     let rig = Rig::new(true);
     let covered = rig.writer(0, 9).join().unwrap();

@@ -1,7 +1,7 @@
-//! What the actors around a volume do: flusher, readers, media, clock; writers are in `writers.rs`.
+//! The actors around a volume: flusher, readers, media, clock; the writers are in `writers.rs`.
 //!
-//! A writer waits when the log is full, and the flusher when it wants to; then the media work,
-//! and only they can end the waiting. If nothing is under way and nothing begins, that is a hang.
+//! A writer waits when the log is full, and the flusher waits for a sync. Then only the media work,
+//! and only they can end the wait. If no command is in flight and none begins, the run hangs.
 
 use crate::content::Value;
 use crate::drive::Request;
@@ -16,42 +16,42 @@ use ztier::log::disk::format::DATA_MIN;
 use ztier::log::{Device, Found, Op, Outcome, Progress, Refused, Ticket, join};
 use ztier::media::Buffer;
 
-/// Events that an actor waits for at most, and times that nothing happens meanwhile.
+/// Limit on the events that an actor waits for; `IDLE_MAX` limits the steps in a row without one.
 const WAIT_MAX: u32 = 100_000;
-/// The same where a drive is broken.
+/// Limit on these events where faults explain the wait.
 const TROUBLED_MAX: u32 = 1000;
 const IDLE_MAX: u32 = 20;
-/// Events until the core has something to do that needs no drive, at most.
+/// Limit on the events until the core has work that needs no drive.
 const STEPPING_MAX: u32 = 2000;
-/// Windows until everything is in the backing store, at most, beside one for each segment.
+/// Limit on the windows of a drain, in addition to one for each segment.
 const DRAIN_MAX: u32 = 20;
 
-/// Windows of a rescue that are begun at most, beside one for each segment, in case a drive keeps
+/// Limit on the windows of a rescue, in addition to one for each segment, in case a drive keeps
 /// failing.
 const RESCUES_MAX: u32 = 100;
 
-/// What became of a change.
+/// The outcome of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
     /// The log has it.
     Yes,
-    /// Faults explain that it has not.
+    /// Not taken, and faults explain that.
     No,
-    /// The log has failed: it goes to the backing store.
+    /// The log has failed: the change goes to the backing store.
     Through,
 }
 
-/// How waiting went on.
+/// Outcome of one step of waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progressed {
-    /// Something ended, or began.
+    /// A command ended or began.
     Yes,
-    /// Nothing is under way.
+    /// No command is in flight.
     No,
 }
 
 impl World<'_> {
-    /// Flushes the backing store, as a flush does when the log has failed.
+    /// Flushes the backing store, as a flush does after the log has failed.
     fn flush_through(&mut self) {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
@@ -61,7 +61,7 @@ impl World<'_> {
         }
     }
 
-    /// Tries until the log takes it; whether it did. Only faults explain that it does not.
+    /// Tries until the log takes the change; returns whether it did. Only faults explain a `No`.
     pub(crate) fn submit(
         &mut self,
         mut attempt: impl FnMut(&mut Self) -> Result<(), Refused>,
@@ -98,8 +98,8 @@ impl World<'_> {
                 return Err(Trouble::new(Kind::Hang, "the log stays full"));
             }
         }
-        // A full log that has to say that blocks are lost, and has no room left for that after a
-        // rewrite, tries again and again; so does a window that a broken drive does not let read.
+        // A full log that has to record lost blocks, and has no room left for that after a rewrite,
+        // retries again and again; so does a window that a broken drive keeps from reading.
         self.is_stuck = self.lies || self.is_troubled();
         if self.is_stuck {
             return Ok(Taken::No);
@@ -107,7 +107,7 @@ impl World<'_> {
         Err(Trouble::new(Kind::Hang, "the log stays full, busily"))
     }
 
-    /// The flusher asks for a flush.
+    /// The flusher requests a flush.
     pub(crate) fn flush(&mut self) -> Ticket {
         if self.volume.core.is_through() {
             self.flush_through();
@@ -118,7 +118,7 @@ impl World<'_> {
         ticket
     }
 
-    /// The flusher asks for a flush, and waits for it.
+    /// The flusher requests a flush and waits for it.
     pub(crate) fn sync(&mut self) -> Result<(), Trouble> {
         let ticket = self.flush();
         let waits = |progress| matches!(progress, Progress::Pending | Progress::Rescue);
@@ -127,7 +127,7 @@ impl World<'_> {
         self.check_rescued()
     }
 
-    /// What a log that has failed and could be read has made durable is in the backing store.
+    /// Asserts that the backing store has all that a failed, still readable log had made durable.
     fn check_rescued(&mut self) -> Result<(), Trouble> {
         let core = &self.volume.core;
         let kinds = [Fault::Forever, Fault::ReadOnly, Fault::Worn];
@@ -156,7 +156,7 @@ impl World<'_> {
         found.map(drop).map_err(|why| Trouble::new(Kind::Backing, format!("rescued: {why}")))
     }
 
-    /// Segments that the log has at most.
+    /// Upper bound on the segments of the log.
     fn segments(&self) -> u32 {
         (self.setup.log / u64::from(self.setup.segment)) as u32
     }
@@ -166,18 +166,19 @@ impl World<'_> {
         self.faults.iter().any(|(at, fault)| *at == side && kinds.contains(&fault.kind))
     }
 
-    /// Whether the log cannot be read, or could not.
+    /// Whether reads of the log fail, or have failed.
     fn is_unreadable(&self) -> bool {
         let kinds = [Fault::Forever, Fault::BadPage];
         self.is_faulty(Side::Log, &kinds) && self.log.counts().1 > 0
     }
 
-    /// Whether a page of the log is bad: what it held may be lost, also after a recovery.
+    /// Whether a page of the log is bad: its content may be lost, also after a recovery.
     fn has_bad_page(&self) -> bool {
         self.is_faulty(Side::Log, &[Fault::BadPage]) && self.log.counts().1 > 0
     }
 
-    /// Works until something is so; whether it became so. Only faults explain that it does not.
+    /// Works until a condition holds; returns whether it does. Only faults explain that it does
+    /// not.
     pub(crate) fn wait(
         &mut self,
         what: &str,
@@ -240,7 +241,7 @@ impl World<'_> {
         Ok(Progressed::No)
     }
 
-    /// Everything that is under way ends: writes, reads, commands, and every flush.
+    /// Everything in flight ends: writes, reads, commands, and every flush.
     pub(crate) fn settle(&mut self) -> Result<(), Trouble> {
         while !self.writers.is_empty() {
             self.fill(0);
@@ -259,7 +260,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Works until the core has something to do that needs no drive, or nothing is left to do.
+    /// Works until the core has work that needs no drive, or nothing is left to do.
     pub(crate) fn work_until_stepping(&mut self) -> Result<(), Trouble> {
         for _ in 0..STEPPING_MAX {
             if self.volume.core.is_stepping() || self.work()? == Progressed::No {
@@ -269,12 +270,12 @@ impl World<'_> {
         Ok(())
     }
 
-    /// No window is at work any more, and nothing else.
+    /// Works until no window is at work; returns whether that succeeded.
     pub(crate) fn finish_windows(&mut self) -> Result<bool, Trouble> {
         self.wait("a window", |world| world.volume.is_between_windows() && world.flying.is_empty())
     }
 
-    /// Everything goes to the backing store, which must then be the volume.
+    /// Writes everything back; then the backing store must equal the volume.
     pub(crate) fn drain(&mut self) -> Result<(), Trouble> {
         let mut rounds = 0;
         while !self.volume.core.is_clean() {
@@ -306,13 +307,13 @@ impl World<'_> {
         }
     }
 
-    /// Time passes.
+    /// Lets `ms` milliseconds pass.
     pub(crate) fn tick(&mut self, ms: u64) {
         self.now_ms += ms;
         self.volume.core.tick(self.now_ms);
     }
 
-    /// Writeback begins with the oldest segments, if it is not at work.
+    /// Writeback begins with the oldest segments, unless a window is at work.
     pub(crate) fn begin_window(&mut self, bytes: u64) {
         if self.volume.begin_window(bytes) {
             self.rescues += u32::from(self.volume.core.is_failed());
@@ -356,9 +357,9 @@ impl World<'_> {
         }
     }
 
-    /// Which of the commands under way ends next; none, if those that are left are slow.
+    /// Chooses the command in flight that ends next; `None` if only slow commands are left.
     fn choose(&self, choice: u32) -> Option<usize> {
-        // Once in a while a slow one has its turn.
+        // Once in 64 choices a slow command may end.
         let slow_too = choice.is_multiple_of(64);
         let candidates: Vec<usize> =
             (0..self.flying.len()).filter(|at| slow_too || !self.flying[*at].is_slow).collect();
@@ -370,14 +371,14 @@ impl World<'_> {
         }
     }
 
-    /// An actor waits until the media end a command, of which there is one.
+    /// An actor waits until the media end a command; at least one is in flight.
     fn finish_any(&mut self) -> Result<(), Trouble> {
         let choice = self.choices.bits() as u32;
         let all_slow = self.flying.iter().all(|flying| flying.is_slow);
         self.finish(if all_slow { choice / 64 * 64 } else { choice })
     }
 
-    /// The media end a command: which, the setup's order and `choice` say.
+    /// The media end a command, chosen by the setup's order and `choice`.
     pub(crate) fn finish(&mut self, choice: u32) -> Result<(), Trouble> {
         let Some(at) = self.choose(choice) else {
             return Ok(());
@@ -400,7 +401,7 @@ impl World<'_> {
         self.poll()
     }
 
-    /// Looks which flushes have ended.
+    /// Collects the flushes that have ended.
     fn poll(&mut self) -> Result<(), Trouble> {
         let mut waiting = std::mem::take(&mut self.flushes);
         let mut failed = false;
@@ -423,7 +424,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A reader begins: what is in memory it has at once.
+    /// A reader begins: a payload in memory ends the read at once.
     pub(crate) fn begin_read(&mut self, block: u32) -> Result<(), Trouble> {
         let value = self.history.now()[block as usize];
         let written = self.history.written_at(block);
@@ -450,7 +451,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A reader ends: it reads from a drive what it has located, some time ago.
+    /// A reader ends: it reads from a drive the payload that it located when it began.
     pub(crate) fn end_read(&mut self, choice: u32) -> Result<(), Trouble> {
         if self.readers.is_empty() {
             return Ok(());
@@ -475,13 +476,13 @@ impl World<'_> {
                 self.volume.core.drop_copy(reading, block.into());
                 self.read_backing(&reader)
             }
-            // It had to go at once, and its room is used again.
+            // The payload had to leave the log at once, and its room is reused.
             None if has_left => self.begin_read(block),
             None => self.lost(block, reader.written),
         }
     }
 
-    /// The end of a read of what the backing store has: the log has nothing, or a damaged copy.
+    /// Ends a read from the backing store: the log has no payload, or a damaged copy.
     fn read_backing(&mut self, reader: &Reader) -> Result<(), Trouble> {
         let at = u64::from(reader.block) * PAGE as u64;
         let Some(data) = self.read_now(Side::Backing, at, PAGE)? else { return Ok(()) };
@@ -490,7 +491,7 @@ impl World<'_> {
         self.compare(reader.block, &reader.allowed, found)
     }
 
-    /// Reads from a drive, at once; `None` if that failed, as a fault wants it.
+    /// Reads from a drive, at once; `None` if a planned fault fails the read.
     fn read_now(&mut self, side: Side, at: u64, len: usize) -> Result<Option<Vec<u8>>, Trouble> {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
@@ -523,8 +524,8 @@ impl World<'_> {
         }
     }
 
-    /// What was written to a block at a position was reported lost. Only a lie explains that, and
-    /// none explains it of what was written later.
+    /// A read reported that the value written to a block at position `written` is lost. Only a lie
+    /// explains that, and only for writes before the lie.
     pub(crate) fn lost(&mut self, block: u32, written: u64) -> Result<(), Trouble> {
         self.stats.lost += 1;
         if (self.lies || self.is_unreadable()) && written <= self.lied_at {

@@ -1,10 +1,10 @@
 //! The admission thread, which stores copies of the backing store's blocks in the log, and another
 //! program that writes to the backing store.
 //!
-//! The admission thread reads a block, and gives it to the log some time later: it is the log that
-//! knows whether that still is what the block holds. No other program writes to the backing store
-//! as long as the volume is up or its log holds changes; when it is down and the log holds none,
-//! any may. A log that is opened after that must not serve a byte of what it had.
+//! The admission thread reads a block, and gives it to the log some time later: only the log knows
+//! whether this still is the block's content. No other program writes to the backing store while
+//! the volume is up or its log holds changes; when the volume is down and the log holds none, any
+//! program may. A log that is opened after that must not serve a byte of its former content.
 
 use crate::content::{Flavour, Value};
 use crate::drive::Request;
@@ -17,12 +17,12 @@ use crate::volume::Opening;
 use crate::world::World;
 use ztier::media::{ChangeCounter, Drive};
 
-/// The steps, and between them those of the admission thread; and of another program, which writes
-/// to the backing store where it may.
+/// The steps, with steps of the admission thread between them, and of another program, which writes
+/// to the backing store where that is allowed.
 pub fn with_copies(setup: &Setup, steps: Vec<Step>) -> Vec<Step> {
     let mut rng = Rng::new(setup.seed ^ 6);
     let (often, bare) = (rng.pick(&[50, 200, 500]), rng.pick(&[0, 3, 10]));
-    // The end of a program whose drives fail is left alone. All others go on, with more cuts, as
+    // The end of a program whose drives fail stays as it is. All others go on with more cuts, as
     // they are here.
     let fails = steps.iter().any(|step| matches!(step, Step::Repair | Step::Wear));
     let ends = fails || !matches!(steps.last(), Some(Step::Cut(_)));
@@ -50,7 +50,7 @@ pub fn with_copies(setup: &Setup, steps: Vec<Step>) -> Vec<Step> {
             all.push(Step::Leave);
         }
         if rng.chance(bare) {
-            // What the admission thread has is older than what is written back.
+            // The admission thread's content is older than what is written back.
             let block = rng.bits() as u32 % setup.blocks;
             all.extend([Step::Copy(block), Step::Write(block, Flavour::Stamp(20)), Step::Drain]);
             all.extend((0..4).map(|_| Step::Store(rng.bits() as u32)));
@@ -66,8 +66,8 @@ pub fn with_copies(setup: &Setup, steps: Vec<Step>) -> Vec<Step> {
 }
 
 impl World<'_> {
-    /// How a log may be opened: for all that it cares, warm whenever no other program has written
-    /// to the backing store, and sometimes cold then, too.
+    /// How a log may be opened: warm whenever no other program has written to the backing store,
+    /// and sometimes cold then, too.
     pub(crate) fn opening(&self) -> Opening {
         let cold = mix(self.setup.seed ^ self.stats.recoveries).is_multiple_of(4);
         let warm = self.setup.keep > 0 && !cold;
@@ -83,8 +83,7 @@ impl World<'_> {
         }
     }
 
-    /// The admission thread reads what the backing store has of a block, if the log has no change
-    /// of it.
+    /// The admission thread reads a block from the backing store, if the log has no change of it.
     fn copy(&mut self, block: u32) {
         let core = &self.volume.core;
         if core.lacks_copy(block.into()) || core.has_clean(block.into()) {
@@ -93,7 +92,7 @@ impl World<'_> {
         }
     }
 
-    /// The admission thread gives the log a block that it read some time ago.
+    /// The admission thread gives the log a block that it read earlier.
     fn store(&mut self, choice: u32) {
         if self.copies.is_empty() {
             return;
@@ -103,7 +102,8 @@ impl World<'_> {
         self.say(|| format!("a copy of {block} is {}", if kept { "kept" } else { "refused" }));
     }
 
-    /// The admission thread asks what leaves the log next, keeps some of it, and lets it leave.
+    /// The admission thread asks which copies leave the log next, keeps some of them, and lets the
+    /// others leave.
     fn let_leave(&mut self) {
         let (mut from, mut blocks) = (Some(0), Vec::new());
         while let Some(at) = from {
@@ -116,7 +116,7 @@ impl World<'_> {
         self.volume.core.let_leave();
     }
 
-    /// What the log has of blocks that the backing store has, too, is the same.
+    /// Asserts that the log's copies equal the blocks of the backing store.
     pub(crate) fn check_copies(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
         if !self.volume.core.is_counted() {
             return Err(Trouble::new(Kind::Read, "blocks are counted wrong"));
@@ -135,8 +135,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The volume is drained and goes down, one way or another; then another program writes a block
-    /// of the backing store, and the volume comes up again.
+    /// The volume is drained and goes down, in one of several ways. Then another program writes a
+    /// block of the backing store, and the volume comes up again.
     pub(crate) fn bare(
         &mut self,
         block: u32,
@@ -148,7 +148,7 @@ impl World<'_> {
             return Ok(());
         }
         self.drain()?;
-        // There may be copies of what was written back.
+        // There may be copies of blocks that were written back.
         while !gone(self) && !self.copies.is_empty() {
             self.store(choice);
         }
@@ -186,7 +186,7 @@ impl World<'_> {
         value.fill(block, &mut self.page);
         self.say(|| format!("another program writes {value:?} to {block}"));
         let request = Request::write(u64::from(block) * PAGE as u64, &self.page[..]);
-        // A write that fails is tried again.
+        // Retries a write that fails.
         loop {
             let ticket = self.next_ticket;
             self.next_ticket += 1;

@@ -1,8 +1,8 @@
-//! A run's name: one word from which the same run can be made again.
+//! A run's name: one word that reproduces the run.
 //!
 //! `cuts:SEED:CUTS`, `kills:SEED:KILLS`, `corruption:SEED`, `errors:WORKLOAD:DRIVE:KIND:NTH`, and
-//! `exhaustive:…`. What a seed means changes with the generators in `program.rs` and `lies.rs`; a
-//! recorded run that should survive that becomes a test of its own.
+//! `exhaustive:…`. The meaning of a seed changes with the generators in `program.rs` and `lies.rs`;
+//! a recorded run that should survive such a change becomes a test.
 
 use crate::exhaustive::{self, Sequence};
 use crate::fault::{Fault, Kind};
@@ -14,18 +14,18 @@ use crate::world::{self, Stats};
 use std::fmt;
 use std::str::FromStr;
 
-/// The name.
+/// A run's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Case {
-    /// A seed's program with that many cuts.
+    /// A seed's program: seed, cuts.
     Cuts(u64, u32),
-    /// A seed's program in which the process dies that many times.
+    /// A seed's program in which the process dies: seed, deaths.
     Kills(u64, u32),
     /// A seed's program in which a drive lies.
     Corruption(u64),
-    /// A workload whose n-th operation of a drive goes wrong; without a fault when there is none.
+    /// A workload whose n-th operation of a drive fails; `None`: without a fault.
     Errors(u32, Option<(Side, Kind, u64)>),
-    /// A short sequence with every cut.
+    /// A short sequence with every possible cut.
     Exhaustive(Sequence),
 }
 
@@ -76,7 +76,7 @@ impl FromStr for Case {
 }
 
 impl Case {
-    /// The program; an exhaustive sequence has none.
+    /// The program; `None` for an exhaustive sequence.
     fn program(&self) -> Option<Program> {
         Some(match self {
             Self::Cuts(seed, cuts) => program::cuts(*seed, *cuts),
@@ -91,10 +91,10 @@ impl Case {
         })
     }
 
-    /// Runs it: all steps, or only those.
+    /// Runs the case: all steps, or only `only`.
     ///
     /// # Errors
-    /// The first trouble. A lie that was found out is none.
+    /// The first trouble. A lie that was detected is none.
     pub fn run(&self, only: Option<&Kept>, trace: bool) -> Result<Stats, Trouble> {
         match (self, self.program()) {
             (Self::Exhaustive(sequence), _) => caught(|| exhaustive::check(sequence, trace)),
@@ -109,11 +109,11 @@ impl Case {
         }
     }
 
-    /// The steps that are needed to fail in the same way; `None` for what has no steps.
+    /// The steps that are needed to fail in the same way; `None` for a case without steps.
     pub fn shrunk(&self, trouble: &Trouble) -> Option<Kept> {
         let program = self.program()?;
         let len = program.steps.len();
-        // What makes everything durable at the end of these is what makes the rest wrong.
+        // The steps at the end that make everything durable are what makes the rest wrong.
         let end = match self {
             Self::Corruption(_) => len - program::SECURE.len() - 2..len,
             _ => len..len,

@@ -1,4 +1,4 @@
-//! What people type, and what they read: progress on stderr, one line of result, a line to replay.
+//! Command line: arguments, progress on stderr, one line of result, and a line to replay.
 
 use crate::case::Case;
 use crate::hunts;
@@ -178,7 +178,7 @@ fn report(cli: &Cli, summary: Summary, began: Instant) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The one line to replay a failure with.
+/// Prints the line that replays a failure.
 fn say_replay(recorded: &Recorded, bug: Option<&str>) {
     let only = recorded.only.as_ref().map(|kept| format!(" --only {kept}")).unwrap_or_default();
     let bug = bug.map(|bug| format!(" --bug {bug}")).unwrap_or_default();
@@ -213,7 +213,7 @@ fn again(replay: &Replay) -> ExitCode {
     }
 }
 
-/// Replays everything that has failed once.
+/// Replays every recorded case.
 fn replay_recorded() -> Result<(), ExitCode> {
     let all = recorded::all().map_err(|why| {
         eprintln!("ztier-sim: {why}");

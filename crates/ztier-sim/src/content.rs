@@ -1,9 +1,9 @@
-//! What the blocks of a run hold: every version of every block is different, and says what it is.
+//! Contents of blocks in a run: every version of every block is different and identifies itself.
 //!
-//! A block's bytes are a function of its number and its [`Value`], so a reader of a block can
-//! tell which version it is, or that it is none: a mixture of two, another block's, damage. Values
-//! that name a version are given out once in a run, also across power cuts. Zeros are always the
-//! same.
+//! A block's bytes are a function of its number and its [`Value`], so a reader can tell which
+//! version a block is, or that it is none: a mixture of two versions, another block's content,
+//! damage. A run uses a value that names a version only once, also across power cuts. Zeros are
+//! always the same.
 
 use crate::image::{PAGE, Page};
 use crate::rng::{Rng, mix};
@@ -11,13 +11,13 @@ use crate::rng::{Rng, mix};
 /// What a block holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Value {
-    /// Zeros: never written, discarded, or written so.
+    /// Zeros: never written, discarded, or written as zeros.
     Zero,
-    /// A 4-byte word over and over, which the log keeps in a header.
+    /// A repeated 4-byte word, which the log stores in a header.
     Word(u32),
-    /// An 8-byte word over and over.
+    /// A repeated 8-byte word.
     Double(u64),
-    /// A stamp, noise, and a pattern from there on.
+    /// A stamp, noise, and then a pattern.
     Stamp {
         /// The version.
         version: u32,
@@ -31,17 +31,17 @@ pub enum Value {
 pub enum Flavour {
     /// Zeros.
     Zero,
-    /// A word.
+    /// A 4-byte word.
     Word,
-    /// A longer word.
+    /// An 8-byte word.
     Double,
-    /// Something with that much noise.
+    /// A stamp with this `noise`.
     Stamp(u8),
 }
 
 const MAGIC: u32 = 0x7a74_6965;
 
-/// A word that belongs to a block, a version and a use.
+/// A word derived from a block, a version and a salt.
 const fn tag(block: u32, version: u32, salt: u64) -> u64 {
     mix(mix((block as u64) << 32 | version as u64) ^ salt)
 }
@@ -51,7 +51,7 @@ impl Flavour {
     pub const fn value(self, block: u32, version: u32) -> Value {
         match self {
             Self::Zero => Value::Zero,
-            // Neither word can be zero, nor the longer one two times the same shorter one.
+            // Neither word can be zero, nor can the 8-byte word repeat a 4-byte one.
             Self::Word => Value::Word(tag(block, version, 1) as u32 | 1),
             Self::Double => Value::Double(tag(block, version, 2) & !(1 << 32) | 1),
             Self::Stamp(noise) => Value::Stamp { version, noise },
@@ -60,7 +60,7 @@ impl Flavour {
 }
 
 impl Value {
-    /// Writes what `block` holds with this value into `out`.
+    /// Writes the content of `block` with this value into `out`.
     pub fn fill(self, block: u32, out: &mut Page) {
         let words = out.as_chunks_mut::<8>().0;
         match self {
@@ -81,7 +81,7 @@ impl Value {
         }
     }
 
-    /// The value that `block` has with these bytes, if they are one of a run's.
+    /// The value that `bytes` encode for `block`, if they are a value of a run.
     pub fn recognise(block: u32, bytes: &Page) -> Option<Self> {
         let words = bytes.as_chunks::<8>().0;
         let (first, second) = (u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1]));

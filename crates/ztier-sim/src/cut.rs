@@ -1,21 +1,21 @@
-//! What a loss of power leaves of the writes that no flush has covered.
+//! What a power cut leaves of writes that no flush has covered.
 //!
-//! Every one of them is kept, dropped or torn, in any combination: a later one may survive where an
-//! earlier one does not. A torn one has some of its sectors (of 512 B or 4 KiB) new and the others
-//! old, and the sector that was being written may hold neither. Nothing outside of the writes
-//! changes: what is durable stays.
+//! Each such write is kept, dropped or torn, in any combination: a later write may survive where an
+//! earlier one does not. A torn write has some of its sectors (of 512 B or 4 KiB) new and the
+//! others old, and the sector in flight may hold neither. Nothing outside of these writes changes:
+//! durable data stays.
 
 use crate::image::{Image, PAGE, Page, SECTOR, Slot, bytes};
 use crate::rng::Rng;
 use std::sync::Arc;
 
-/// The pages of one write: where, and what.
+/// The pages of one write: page number and content.
 pub type Pages = Vec<(u32, Slot)>;
 
-/// Which writes a cut leaves, on the whole.
+/// Which writes a cut leaves, overall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
-    /// Each has its own fate.
+    /// Each write has its own fate.
     Each,
     /// All are kept.
     All,
@@ -25,23 +25,23 @@ enum Shape {
     AllButOne,
     /// One is kept.
     One,
-    /// All up to one are kept, that one is torn, later ones are dropped: a drive without
-    /// reordering.
+    /// All writes before a random one are kept, that one is torn, later ones are dropped: a drive
+    /// without reordering.
     Prefix,
 }
 
-/// How a drive behaves when the power goes: chosen once a seed.
+/// How a drive behaves when the power goes; chosen once a seed.
 #[derive(Clone, Copy, Debug)]
 pub struct Tearing {
-    /// Of a thousand writes with their own fate, how many are kept whole.
+    /// Writes kept whole, of a thousand with their own fate.
     pub keep: u32,
-    /// Of a thousand others, how many are torn; the rest is dropped.
+    /// Writes torn, of a thousand others; the rest is dropped.
     pub tear: u32,
-    /// What is never torn: [`SECTOR`] or [`PAGE`] bytes.
+    /// Bytes that are never torn: [`SECTOR`] or [`PAGE`].
     pub unit: usize,
-    /// Of a thousand torn writes, how many have a sector of garbage.
+    /// Torn writes with a sector of garbage, of a thousand.
     pub garbage: u32,
-    /// How often the shapes are chosen, in proportion.
+    /// Weights of the shapes.
     shapes: [u32; 6],
 }
 
@@ -49,7 +49,7 @@ const SHAPES: [Shape; 6] =
     [Shape::Each, Shape::All, Shape::None, Shape::AllButOne, Shape::One, Shape::Prefix];
 
 impl Tearing {
-    /// A drive of a kind that exists: chosen by the seed.
+    /// A drive of a kind that exists, chosen by the seed.
     pub fn choose(rng: &mut Rng) -> Self {
         let mut shapes = [0; 6];
         for weight in &mut shapes {
@@ -66,7 +66,7 @@ impl Tearing {
     }
 }
 
-/// What becomes of one write.
+/// The fate of one write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Kept,
@@ -74,7 +74,7 @@ enum Fate {
     Torn,
 }
 
-/// Carries out on `image` what is left of `writes`, which are in the order of their completion.
+/// Applies to `image` what a cut leaves of `writes`, which are in order of completion.
 pub fn strike(image: &mut Image, writes: &[Pages], rng: &mut Rng, tearing: &Tearing) {
     if writes.is_empty() {
         return;
@@ -112,14 +112,14 @@ fn own_fate(rng: &mut Rng, keep: u32, tearing: &Tearing) -> Fate {
     }
 }
 
-/// Carries out all of a write.
+/// Applies all of a write.
 pub fn keep(image: &mut Image, write: &Pages) {
     for (page, slot) in write {
         image.set(*page as usize, slot.clone());
     }
 }
 
-/// Carries out some units of a write: those up to a point, or a random set of them.
+/// Applies some units of a write: those up to a point, or a random set of them.
 fn tear(image: &mut Image, write: &Pages, rng: &mut Rng, tearing: &Tearing) {
     let units_per_page = PAGE / tearing.unit;
     let units = write.len() * units_per_page;
@@ -151,7 +151,7 @@ fn tear(image: &mut Image, write: &Pages, rng: &mut Rng, tearing: &Tearing) {
     }
 }
 
-/// Takes over the sectors of `new` that the mask names.
+/// Copies the sectors of `new` that the mask names.
 fn mix_sectors(old: &mut Page, new: &Page, mask: &[bool; PAGE / SECTOR]) {
     let sectors = old.chunks_exact_mut(SECTOR).zip(new.chunks_exact(SECTOR));
     for ((old, new), _) in sectors.zip(mask).filter(|(_, taken)| **taken) {
@@ -159,7 +159,7 @@ fn mix_sectors(old: &mut Page, new: &Page, mask: &[bool; PAGE / SECTOR]) {
     }
 }
 
-/// Leaves a sector in a state that is neither old nor new: noise, or the one spliced to the other.
+/// Leaves a sector neither old nor new: noise, or one content spliced to the other.
 fn spoil(sector: &mut [u8], new: &Page, at: usize, rng: &mut Rng) {
     if rng.chance(500) {
         for word in sector.as_chunks_mut::<8>().0 {
@@ -192,7 +192,7 @@ mod tests {
         Tearing { keep, tear, unit, garbage, shapes }
     }
 
-    /// The bytes that occur in each unit of the image after many cuts.
+    /// The distinct first bytes of each unit of the image after many cuts.
     fn outcomes(writes: &[Pages], tearing: &Tearing) -> Vec<Vec<Vec<u8>>> {
         (0..200)
             .map(|seed| {

@@ -1,9 +1,9 @@
 //! The process dies, and another one takes over its memory and its drives.
 //!
-//! The drives keep what they were asked for: what had returned whole, also what no flush covered,
-//! and of what was under way anything. The next process must find every change that was
-//! acknowledged, durable or not; of those that were not, each block as before or after. It may die
-//! again on its way there. Power that goes later takes the memory with it, and leaves the contract
+//! Of the drives' commands, those that had returned are done whole, also where no flush covered
+//! them; a command in flight may be done in part. The next process must find every acknowledged
+//! change, durable or not; a block with an unacknowledged change is as before or after it. The next
+//! process may die during its recovery. A later power cut takes the memory, and leaves the contract
 //! of every cut.
 
 use crate::content::Value;
@@ -18,11 +18,11 @@ use ztier::log;
 use ztier::media::{Drive, Memory};
 
 impl World<'_> {
-    /// The process dies, and another one goes on.
+    /// The process dies, and another one takes over.
     pub(crate) fn kill(&mut self, kill: &Cut) -> Result<(), Trouble> {
         let mut rng = Rng::new(kill.seed);
         let unanswered = self.die(&mut rng);
-        // Before the first that opens it: then it is not any more.
+        // Before the next process opens the log: after that the log is not spent any more.
         self.flush_spent();
         for operations in &kill.nested {
             let fired = self.fired();
@@ -51,7 +51,7 @@ impl World<'_> {
         self.judge_kept(&seen, &unanswered)
     }
 
-    /// Everything ends at once. Returns the blocks of writers that were not acknowledged.
+    /// Everything in flight ends at once. Returns the blocks of unacknowledged writes.
     pub(crate) fn die(&mut self, rng: &mut Rng) -> Vec<u32> {
         self.stats.kills += 1;
         let mut unanswered = Vec::new();
@@ -72,7 +72,7 @@ impl World<'_> {
         unanswered
     }
 
-    /// A log that was spent does not say what went past it to the backing store.
+    /// A spent log has no record of writes that went past it to the backing store.
     fn flush_spent(&self) {
         if log::read_superblock(&self.log).is_ok_and(|(sb, ..)| sb.spent)
             && Drive::flush(&self.backing).is_err()
@@ -82,7 +82,7 @@ impl World<'_> {
         }
     }
 
-    /// Another process has the memory.
+    /// The next process takes the memory over.
     pub(crate) fn inherit(&mut self) {
         let files = self.memory.files().into_iter();
         let files = files.map(|(name, file)| {
@@ -91,13 +91,14 @@ impl World<'_> {
         self.memory = Memory::inherited(files.collect());
     }
 
-    /// Writeback makes room for what the dead process left, where there is none; whether there is.
+    /// Where there is no room for what the dead process left, writeback makes room; returns whether
+    /// there is room.
     fn make_room(&mut self) -> Result<bool, Trouble> {
         let mut rounds = 0;
         while self.volume.core.is_recommitting() {
             self.begin_window(self.setup.window);
             self.finish_windows()?;
-            // Without a window there is nothing to do but what commands do.
+            // Without a window only commands can make progress.
             self.take(1);
             self.settle()?;
             rounds += 1;
@@ -111,7 +112,7 @@ impl World<'_> {
         Ok(true)
     }
 
-    /// Whether every change is there that was acknowledged.
+    /// Checks that every acknowledged change is there.
     fn judge_kept(&mut self, seen: &[Seen], unanswered: &[u32]) -> Result<(), Trouble> {
         self.judge_lost(seen, self.history.submitted())?;
         for &block in unanswered {

@@ -1,10 +1,10 @@
-//! A drive that loses what it has not flushed, does commands in any order, fails and lies on order.
+//! A drive that loses unflushed writes, reorders commands, and fails and lies on order.
 //!
-//! Invariants, those of [`Drive`]: what a write stored is read back at once; it survives a cut when
-//! a flush that began after the write had returned has returned without error. Nothing more is
-//! promised: a write that no flush covers, and one that has begun and not ended, may survive a cut
-//! whole, in parts, or not at all. After a *failed* flush what it should have covered stays so,
-//! whatever later flushes say.
+//! Invariants, those of [`Drive`]: a read sees every write that has returned. A write survives a
+//! cut once a flush that began after the write returned has returned without error. Nothing more is
+//! promised: an unflushed write, and one in flight, may survive a cut whole, in parts, or not at
+//! all. After a *failed* flush the writes that it should have covered stay unflushed, whatever
+//! later flushes say.
 
 use crate::cut::{Pages, Tearing, strike};
 use crate::fault::{Effect, Fault, Faults, POWER_CUT};
@@ -16,17 +16,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use ztier::media::{ALIGN, Action, Drive, DriveError};
 
-/// The power that drives share. It can be told to go after some operations.
+/// The power supply that drives share. It can be set to fail after a number of operations.
 #[derive(Debug)]
 pub struct Power {
-    /// Operations until it goes.
+    /// Operations until the power goes.
     left: AtomicU64,
     off: AtomicBool,
     /// Blocking operations since the last [`Power::begin`].
     blocking: AtomicU64,
 }
 
-/// Blocking operations of one recovery at most: one that takes more never ends.
+/// Limit on the blocking operations of one recovery: a recovery with more never ends.
 const BLOCKING_MAX: u64 = 50_000;
 
 impl Default for Power {
@@ -40,7 +40,7 @@ impl Default for Power {
 }
 
 impl Power {
-    /// Switches on, for so many operations of all drives together; `None`: for ever.
+    /// Switches the power on for `operations` of all drives together; `None`: without a limit.
     pub fn on(&self, operations: Option<u64>) {
         self.left.store(operations.unwrap_or(u64::MAX), Ordering::Relaxed);
         self.off.store(false, Ordering::Relaxed);
@@ -56,12 +56,12 @@ impl Power {
         self.blocking.load(Ordering::Relaxed)
     }
 
-    /// Whether it has gone.
+    /// Whether the power is off.
     pub fn is_off(&self) -> bool {
         self.off.load(Ordering::Relaxed)
     }
 
-    /// Counts an operation; whether the power lasts until its end.
+    /// Counts an operation; returns whether the power lasts until its end.
     fn lasts(&self) -> bool {
         let blocking = self.blocking.fetch_add(1, Ordering::Relaxed);
         assert!(blocking < BLOCKING_MAX, "a recovery never ends");
@@ -80,11 +80,11 @@ impl Power {
 /// An operation of a drive.
 #[derive(Clone, Debug)]
 pub enum Request {
-    /// So many bytes from there on.
+    /// A read: offset and length in bytes.
     Read(u64, usize),
-    /// Pages to be stored: of a write, or of zeroes.
+    /// Pages to store, of a write or of a zeroing.
     Store(Action, Pages),
-    /// Make durable what has returned.
+    /// Make all returned writes durable.
     Flush,
 }
 
@@ -132,32 +132,32 @@ fn first_page(at: u64) -> u32 {
     u32::try_from(at / PAGE as u64).expect("simulated drives are small")
 }
 
-/// A write that has returned and is not durable.
+/// A returned write that is not durable.
 #[derive(Clone, Debug)]
 struct Unflushed {
-    /// Where it stands in the order of completion.
+    /// Its number in the order of completion.
     order: u64,
-    /// A flush that should have covered it has failed: no later one covers it.
+    /// A flush that should have covered this write has failed: no later flush covers it.
     doomed: bool,
     pages: Pages,
 }
 
-/// An operation that has begun and not ended.
+/// An operation in flight.
 #[derive(Clone, Debug)]
 struct Flight {
     request: Request,
-    /// For a flush: the last write that had returned when it began.
+    /// For a flush: number of the last write that had returned when the flush began.
     covers: u64,
 }
 
 #[derive(Debug)]
 struct State {
     durable: Image,
-    /// What reads see: the durable image with all writes that have returned.
+    /// The image that reads see: the durable image with all returned writes.
     current: Image,
     unflushed: Vec<Unflushed>,
     flying: BTreeMap<u64, Flight>,
-    /// Writes that have returned, ever.
+    /// Number of writes that have returned.
     order: u64,
     faults: Faults,
     complaint: Option<String>,
@@ -166,11 +166,11 @@ struct State {
 /// What a cut finds: the durable image, and the writes that may survive, in order.
 #[derive(Clone, Debug)]
 pub struct Exposed {
-    /// What survives for sure.
+    /// The content that survives for sure.
     pub durable: Image,
-    /// What may survive.
+    /// Writes that may survive.
     pub writes: Vec<Pages>,
-    /// How many of `writes` had returned; the others may survive in any order.
+    /// The first `returned` of `writes` had returned; the others may survive in any order.
     pub returned: usize,
 }
 
@@ -204,8 +204,8 @@ impl SimDrive {
         Self { name, size, power, state: Mutex::new(state) }
     }
 
-    /// Begins an operation that [`SimDrive::finish`] ends. A write that overlaps one which has not
-    /// ended is an error of the caller: the order of the two is undefined.
+    /// Begins an operation that [`SimDrive::finish`] ends. A write that overlaps one in flight is
+    /// an error of the caller: the order of the two is undefined.
     pub fn begin(&self, id: u64, request: Request) {
         let mut state = self.state.lock();
         if let Some(why) = self.misuse(&state, &request) {
@@ -216,17 +216,18 @@ impl SimDrive {
         assert!(previous.is_none(), "operation {id} has begun already");
     }
 
-    /// Ends an operation that has begun; what it has read.
+    /// Ends an operation in flight; returns what it has read.
     ///
     /// # Errors
-    /// Those that were planned.
+    /// Planned faults.
     pub fn finish(&self, id: u64) -> Result<Vec<u8>, DriveError> {
         let mut state = self.state.lock();
         let flight = state.flying.remove(&id).expect("only what has begun ends");
         state.carry_out(flight, true)
     }
 
-    /// The process dies that waits for an operation: it is done, or not, or in part.
+    /// The process that waits for an operation dies: the operation is done, not done, or done in
+    /// part.
     pub fn interrupt(&self, id: u64, rng: &mut Rng) {
         let mut state = self.state.lock();
         let flight = state.flying.remove(&id).expect("only what has begun ends");
@@ -245,7 +246,7 @@ impl SimDrive {
         }
     }
 
-    /// What is wrong with an operation, if anything is.
+    /// Why an operation is not allowed, if so.
     fn misuse(&self, state: &State, request: &Request) -> Option<String> {
         let error = request.error(0);
         if !error.at.is_multiple_of(ALIGN as u64) || !error.len.is_multiple_of(ALIGN as u64) {
@@ -275,12 +276,12 @@ impl SimDrive {
         Some(format!("{}: {error} overlaps {other}, which has not ended", self.name))
     }
 
-    /// The power that it runs on.
+    /// The drive's power supply.
     pub fn power(&self) -> &Power {
         &self.power
     }
 
-    /// The first request of this drive that was not allowed, and why.
+    /// The first request that was not allowed, and why.
     pub fn complaint(&self) -> Option<String> {
         self.state.lock().complaint.clone()
     }
@@ -315,12 +316,12 @@ impl SimDrive {
         }
     }
 
-    /// What reads see.
+    /// The image that reads see.
     pub fn current(&self) -> Image {
         self.state.lock().current.clone()
     }
 
-    /// What survives for sure.
+    /// The content that survives for sure.
     pub fn durable(&self) -> Image {
         self.state.lock().durable.clone()
     }
@@ -337,10 +338,10 @@ impl SimDrive {
         Exposed { durable: state.durable.clone(), writes, returned }
     }
 
-    /// Cuts the power: the drive holds what the cut leaves, and nothing is under way.
+    /// Cuts the power: the drive holds what the cut leaves, and nothing is in flight.
     pub fn cut(&self, rng: &mut Rng, tearing: &Tearing) {
         let Exposed { mut durable, mut writes, returned } = self.exposed();
-        // What had not returned is not ordered.
+        // Writes in flight have no order.
         for i in (returned + 1..writes.len()).rev() {
             let other = returned + rng.index(i - returned + 1);
             writes.swap(i, other);
@@ -349,7 +350,7 @@ impl SimDrive {
         self.hold(durable);
     }
 
-    /// Makes the drive hold `image`, durably, with nothing under way. Faults stay.
+    /// Makes the drive hold `image`, durably, with nothing in flight. Faults stay.
     pub fn hold(&self, image: Image) {
         let mut state = self.state.lock();
         state.current = image.clone();
@@ -374,8 +375,8 @@ impl SimDrive {
 }
 
 impl State {
-    /// Ends an operation, as the faults have it. If the power fails before that, any part of a
-    /// write may have reached the drive, and a flush guarantees nothing.
+    /// Ends an operation, with its faults. If the power fails before that, any part of a write may
+    /// have reached the drive, and a flush guarantees nothing.
     fn carry_out(&mut self, flight: Flight, lasts: bool) -> Result<Vec<u8>, DriveError> {
         let Flight { request, covers } = flight;
         if !lasts {
@@ -428,7 +429,7 @@ impl State {
         }
     }
 
-    /// The first half of a write's sectors, over what was there.
+    /// The first half of a write's sectors, over the old content.
     fn half(&self, mut pages: Pages) -> Pages {
         let sectors = pages.len() * (PAGE / SECTOR) / 2;
         pages.truncate(sectors.div_ceil(PAGE / SECTOR));
@@ -460,7 +461,8 @@ impl State {
             if covered(&write) && done < whole {
                 done += 1;
                 crate::cut::keep(&mut self.durable, &write.pages);
-                // What is durable now is newer than what an earlier flush has given up.
+                // What is durable now is newer than the writes that an earlier failed flush gave
+                // up.
                 for earlier in &mut left {
                     earlier.pages.retain(|(page, _)| !write.pages.iter().any(|(p, _)| p == page));
                 }
@@ -523,7 +525,7 @@ mod tests {
         (0..8).map(|i| drive.durable().page(i)[0]).collect()
     }
 
-    /// Cuts until something in `want` is what is left.
+    /// Repeats cuts until one leaves the content `want`; returns whether one does.
     fn can_become(drive: &SimDrive, want: &[u8]) -> bool {
         let exposed = drive.exposed();
         (0..500).any(|seed| {
@@ -592,7 +594,7 @@ mod tests {
         drive.flush().unwrap();
         assert_eq!(lasting(&drive)[..2], [0, 2]);
         assert!(can_become(&drive, &[1, 2, 0, 0, 0, 0, 0, 0]));
-        // What replaces it is durable, and the lost version does not come back.
+        // Its replacement is durable, and the lost version does not come back.
         drive.write(at(0), &page(3)).unwrap();
         drive.flush().unwrap();
         assert_eq!(lasting(&drive)[..2], [3, 2]);

@@ -1,9 +1,9 @@
-//! Every short sequence of operations, cut at every step, with every subset of what is not flushed.
+//! Every short sequence of operations, cut at every step, with every subset of unflushed writes.
 //!
 //! Two blocks and nine operations, on a new log and on one that has just wrapped around.
 //! Operations before the last run to their end; the last is cut after each of its events. Of the
-//! writes that a cut may keep, every subset is tried when there are at most [`SUBSETS_OF`] of them;
-//! of more, every subset of the last ones, with the others kept and with them dropped.
+//! writes that a cut may keep, every subset is tried if there are at most [`SUBSETS_OF`] of them.
+//! Of more writes, every subset of the last ones is tried, with the others kept and dropped.
 
 use crate::content::Flavour;
 use crate::cut::{Tearing, keep};
@@ -20,23 +20,23 @@ use std::sync::Arc;
 use ztier::codec::Algorithm;
 use ztier::log::disk::format::data_at;
 
-/// Writes of which every subset is tried.
+/// Limit on the writes of which every subset is tried.
 const SUBSETS_OF: usize = 6;
 /// Operations to choose from.
 pub const OPERATIONS: u8 = 9;
-/// The one that keeps a copy of a block in the log; without it, none are kept at all.
+/// Keeps a copy of a block in the log; a sequence without it keeps no copies.
 const COPY: u8 = 8;
-/// Events of one operation at most.
+/// Limit on the events of one operation.
 const EVENTS_MAX: u32 = 200;
 
-/// A sequence, and what it runs on.
+/// A sequence and its environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sequence {
     /// Numbers below [`OPERATIONS`].
     pub operations: Vec<u8>,
-    /// On a log that has wrapped around.
+    /// Whether the log has wrapped around.
     pub wrapped: bool,
-    /// Commands end in reverse order.
+    /// Whether commands end in reverse order.
     pub reverse: bool,
 }
 
@@ -109,7 +109,7 @@ fn setup(sequence: &Sequence) -> Setup {
     }
 }
 
-/// Runs a sequence, and cuts it in every way.
+/// Runs a sequence and cuts it in every way.
 ///
 /// # Errors
 /// The first trouble.
@@ -117,7 +117,7 @@ pub fn check(sequence: &Sequence, trace: bool) -> Result<Stats, Trouble> {
     let program = Program { setup: setup(sequence), faults: Vec::new(), steps: Vec::new() };
     let mut world = World::new(&program, trace)?;
     if sequence.wrapped {
-        // Each takes a segment; then the next chunk comes where an old one is.
+        // Each write takes a segment; then the next chunk overwrites an old one.
         for i in 0..8 {
             world.step(&Step::Write(i % 2, Flavour::Stamp(9)))?;
             world.step(&Step::Drain)?;
@@ -135,10 +135,10 @@ pub fn check(sequence: &Sequence, trace: bool) -> Result<Stats, Trouble> {
     Ok(cuts)
 }
 
-/// What is done after each event.
+/// Runs after each event.
 type Watch<'a> = &'a mut dyn FnMut(&mut World<'_>) -> Result<(), Trouble>;
 
-/// Does an operation, event by event.
+/// Runs an operation, event by event.
 fn perform(world: &mut World<'_>, operation: u8, after: Watch<'_>) -> Result<(), Trouble> {
     let first = match operation {
         0 | 7 => Step::Write(0, Flavour::Stamp(9)),
@@ -165,7 +165,7 @@ fn perform(world: &mut World<'_>, operation: u8, after: Watch<'_>) -> Result<(),
             world.step(&Step::Store(0))?;
             after(world)?;
         }
-        // The last one is filled when nothing else goes on without it.
+        // A write is filled when nothing else can go on without it.
         _ => {}
     }
     if operation == 6 {

@@ -1,8 +1,8 @@
-//! What can go wrong with an operation of a drive while the power is on.
+//! Faults of a drive's operations while the power is on.
 //!
-//! Operations of one drive are counted from 0, in the order in which it carries them out; a fault
-//! is tied to that count, so that a sweep can try every position. Honest faults report an error,
-//! and may have stored something; lies report success.
+//! A drive counts its operations from 0, in the order in which it carries them out. A fault is tied
+//! to that count, so that a sweep can try every position. Honest faults report an error and may
+//! have stored something; lies report success.
 
 use std::fmt;
 use ztier::log::disk::format::DATA_MIN;
@@ -12,22 +12,22 @@ use ztier::media::Action;
 pub const EIO: i32 = 5;
 /// No space left on device.
 pub const ENOSPC: i32 = 28;
-/// What every operation fails with while the power is off. No system has such a number.
+/// Error number of every operation while the power is off. No system has such a number.
 pub const POWER_CUT: i32 = i32::MAX;
 
-/// What goes wrong.
+/// The kinds of faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// The operation fails and has done nothing; the next one works.
     Once,
-    /// It and every later operation fails.
+    /// This and every later operation fails.
     Forever,
-    /// It and every later write, zeroing and flush fails; reads work.
+    /// This and every later write, zeroing and flush fails; reads work.
     ReadOnly,
-    /// It and every later write and zeroing fails that is beyond the superblocks of a log.
+    /// This and every later write and zeroing behind the superblocks of a log fails.
     Worn,
-    /// The first page that a read from here on asks for behind the superblocks cannot be read any
-    /// more, until it is written; everything else works.
+    /// From here on, the first page that a read wants behind the superblocks is unreadable until it
+    /// is written; everything else works.
     BadPage,
     /// The operation is carried out, and an error is reported.
     Applied,
@@ -44,7 +44,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Those that report an error, in a sweep.
+    /// Kinds that report an error, for a sweep.
     pub const SWEPT: [Self; 8] = [
         Self::Once,
         Self::Forever,
@@ -56,7 +56,7 @@ impl Kind {
         Self::Short,
     ];
 
-    /// Those that a program may have. Recorded seeds depend on their order and number.
+    /// Kinds that a program may have. Recorded seeds depend on their order and number.
     pub const HONEST: [Self; 7] = [
         Self::Once,
         Self::Forever,
@@ -90,12 +90,12 @@ impl Kind {
         Self::SWEPT.into_iter().chain(lies).find(|kind| kind.name() == name)
     }
 
-    /// Whether it reports success.
+    /// Whether the fault reports success.
     pub const fn is_lie(self) -> bool {
         matches!(self, Self::Lost | Self::Misdirected | Self::FlippedRead)
     }
 
-    /// Whether it is repaired by waiting: later operations work.
+    /// Whether the fault passes: later operations work.
     pub const fn passes(self) -> bool {
         !matches!(self, Self::Forever | Self::ReadOnly | Self::Worn | Self::BadPage)
     }
@@ -110,32 +110,32 @@ impl fmt::Display for Kind {
 /// A fault of one drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The operation it is tied to, counted from 0.
+    /// The operation that the fault is tied to, counted from 0.
     pub nth: u64,
-    /// What goes wrong with it.
+    /// The kind of fault.
     pub kind: Kind,
 }
 
-/// What the faults of a drive do to one operation.
+/// The effect of a drive's faults on one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// It works.
     None,
-    /// It fails with this number; nothing is done.
+    /// The operation fails with this error number; nothing is done.
     Fails(i32),
-    /// It fails with this number, after all of it is done.
+    /// The operation fails with this error number after all of it is done.
     Done(i32),
-    /// It fails with this number, after half of it is done.
+    /// The operation fails with this error number after half of it is done.
     Half(i32),
-    /// It is reported as done, and is not.
+    /// Reported as done, and not done.
     Lost,
-    /// It is done in another place.
+    /// Done in another place.
     Elsewhere,
     /// A bit of what was read is wrong.
     Flipped,
 }
 
-/// The faults of one drive, and how far it has come.
+/// The faults of one drive, and its operation counters.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     planned: Vec<Fault>,
@@ -143,7 +143,7 @@ pub struct Faults {
     count: u64,
     /// Operations that a fault has changed.
     fired: u64,
-    /// The page that is bad, by its first byte.
+    /// Offset of the bad page.
     bad: Option<u64>,
 }
 
@@ -169,14 +169,14 @@ impl Faults {
         self.fired
     }
 
-    /// Counts an operation at a place, and says what becomes of it.
+    /// Counts an operation and returns the effect of the faults on it.
     pub fn next(&mut self, action: Action, at: u64, len: u64) -> Effect {
         let index = self.count;
         self.count += 1;
         let stores = matches!(action, Action::Write | Action::Zero);
         let covers = |bad: u64| (at..at + len).contains(&bad);
         if stores && self.bad.is_some_and(covers) {
-            // A drive puts another page in its place.
+            // The drive remaps the page.
             self.planned.retain(|fault| fault.kind != Kind::BadPage);
             self.bad = None;
         }

@@ -1,8 +1,8 @@
-//! What has been asked of a volume: its block writes in log order, and how many of them must last.
+//! All requests to a volume: its block writes in log order, and which of them must last.
 //!
 //! Positions count block writes from the beginning of the run; a discard counts as one write of
-//! zeros for each of its blocks, in ascending order. The state before position `floor` is `base`:
-//! what every future holds at least.
+//! zeros for each of its blocks, in ascending order. `base` is the state at position `floor`, which
+//! every later state includes.
 
 use crate::content::{Flavour, Value};
 use std::collections::VecDeque;
@@ -18,9 +18,9 @@ pub struct History {
     now: Vec<Value>,
     /// Position of the last write to each block.
     written: Vec<u64>,
-    /// The same of what `base` has.
+    /// Position of the last write to each block up to `floor`.
     based: Vec<u64>,
-    /// The last version given out. Never given out twice, not even after a cut took it back.
+    /// The last version drawn. No version is drawn twice, not even after a cut undid its write.
     version: u32,
 }
 
@@ -32,20 +32,20 @@ impl History {
         Self { floor: 0, now, written, based, base, recent, version }
     }
 
-    /// The value of the next write of that flavour to `block`. The caller submits it or forgets it.
+    /// The value of the next write of that flavour to `block`. The caller submits it or drops it.
     pub fn draw(&mut self, block: u32, flavour: Flavour) -> Value {
         self.version += 1;
         flavour.value(block, self.version)
     }
 
-    /// A block was written.
+    /// Adds a write of `value` to `block`.
     pub fn write(&mut self, block: u32, value: Value) {
         self.recent.push_back((block, value));
         self.now[block as usize] = value;
         self.written[block as usize] = self.submitted();
     }
 
-    /// The position of the last write to a block, also of one that a cut has taken back.
+    /// The position of the last write to a block, also of one that a cut has undone.
     pub fn written_at(&self, block: u32) -> u64 {
         self.written[block as usize]
     }
@@ -62,19 +62,19 @@ impl History {
         self.floor + self.recent.len() as u64
     }
 
-    /// The position that every future has at least.
+    /// The position that every later state includes.
     pub const fn floor(&self) -> u64 {
         self.floor
     }
 
-    /// What a block held before it was written last, if that is not acknowledged yet.
+    /// The content of a block before its last write, if that write is not acknowledged yet.
     pub fn before(&self, block: u32) -> Option<Value> {
         let last = self.written_at(block).checked_sub(self.floor + 1)? as usize;
         let earlier = self.recent.iter().take(last).rev().find(|(other, _)| *other == block);
         Some(earlier.map_or(self.base[block as usize], |(_, value)| *value))
     }
 
-    /// The last write to a block did not change it: its writer was not answered.
+    /// Undoes the last write to a block: its writer got no answer.
     pub fn undo(&mut self, block: u32) {
         if let Some(before) = self.before(block) {
             let last = (self.written_at(block) - self.floor - 1) as usize;
@@ -95,7 +95,7 @@ impl History {
         }
     }
 
-    /// The volume went back to `position`, durably: what came later has not been.
+    /// The volume went back to `position`, durably: later writes are undone.
     pub fn restart(&mut self, position: u64) {
         assert!(position >= self.floor, "what was acknowledged cannot be taken back");
         self.recent.truncate((position - self.floor) as usize);
@@ -110,7 +110,7 @@ impl History {
         self.now = state;
     }
 
-    /// What each block holds at position `floor`.
+    /// The content of each block at position `floor`.
     pub fn base(&self) -> &[Value] {
         &self.base
     }
@@ -120,17 +120,17 @@ impl History {
         self.recent.iter().copied()
     }
 
-    /// What each block holds after everything that was submitted.
+    /// The content of each block after all submitted writes.
     pub fn now(&self) -> &[Value] {
         &self.now
     }
 
-    /// Blocks in the volume.
+    /// Number of blocks in the volume.
     pub fn blocks(&self) -> u32 {
         self.base.len() as u32
     }
 
-    /// What each block holds at `position`, which is not below `floor`.
+    /// The content of each block at `position`, which is not below `floor`.
     pub fn state_at(&self, position: u64) -> Vec<Value> {
         let mut state = self.base.clone();
         for (block, value) in self.recent.iter().take((position - self.floor) as usize) {

@@ -1,4 +1,4 @@
-//! The commands: which cases each runs, and what must come of it.
+//! The commands: which cases each runs, and which result it requires.
 
 use crate::case::Case;
 use crate::exhaustive;
@@ -7,12 +7,12 @@ use crate::program::{Side, WORKLOADS};
 use crate::runner::{self, Summary};
 use std::ops::Range;
 
-/// Every seed, with that many cuts.
+/// Every seed, with `cuts` power cuts each.
 pub fn cuts(jobs: usize, seeds: Range<u64>, cuts: u32) -> Summary {
     runner::run("cuts", jobs, seeds.map(|seed| Case::Cuts(seed, cuts)), |_| false)
 }
 
-/// Every seed, with that many deaths of the process.
+/// Every seed, with `kills` deaths of the process each.
 pub fn kills(jobs: usize, seeds: Range<u64>, kills: u32) -> Summary {
     runner::run("kills", jobs, seeds.map(|seed| Case::Kills(seed, kills)), |_| false)
 }
@@ -40,7 +40,7 @@ pub fn errors(jobs: usize, only: Option<u32>) -> Summary {
                 return sum;
             }
         };
-        // A fault can make a run longer; what comes then is not swept.
+        // A fault can make a run longer; the sweep leaves out the additional operations.
         let cases = Side::BOTH.into_iter().zip(whole.operations).flat_map(move |(side, count)| {
             Kind::SWEPT.into_iter().flat_map(move |kind| {
                 (0..count).map(move |nth| Case::Errors(workload, Some((side, kind, nth))))
@@ -96,7 +96,7 @@ mod planted {
         Ok(())
     }
 
-    /// Cases that bring out bugs, the likeliest first: power cuts, failing writes, lies.
+    /// Cases that find bugs, the likeliest first: power cuts, failing writes, lies.
     fn cases() -> impl Iterator<Item = Case> + Send {
         let nth = |n: u64| n * 7 % 160;
         let lasting = [Kind::Worn, Kind::ReadOnly, Kind::Forever];
@@ -126,7 +126,7 @@ mod planted {
         found
     }
 
-    /// Every planted bug must be found; without one, nothing may be.
+    /// Every planted bug must be found; without a planted bug no case may fail.
     pub fn bugs(jobs: usize, most: u64) -> Result<String, String> {
         let sane = runner::run("no bug", jobs, cases(), |stats| stats.cuts >= most);
         if let Some((case, trouble)) = sane.failure {
@@ -169,12 +169,12 @@ mod planted {
         Ok(names)
     }
 
-    /// Cases in which every mark must be passed.
+    /// Limit on the cases in which every mark must be passed.
     const MARKED: usize = 12_000;
-    /// So many cases between two looks at the marks.
+    /// Cases between two checks of the marks.
     const LOOK: u64 = 64;
 
-    /// Every mark must be passed. Ends as soon as they are: the rarest may take most of the cases.
+    /// Every mark must be passed. Ends as soon as all are: the rarest may take most of the cases.
     pub fn marks(jobs: usize) -> Result<String, String> {
         let names = declared()?;
         let missed = || {

@@ -1,7 +1,7 @@
-//! What a drive holds: pages that are shared until one of them changes.
+//! The content of a drive: pages that images share until one of them changes.
 //!
-//! A copy of an image costs one counter a page, so a run can keep one for every cut. A page that
-//! was never written, or was zeroed, takes nothing.
+//! Copying an image costs one reference count a page, so a run can keep a copy for every cut. A
+//! page that was never written, or was zeroed, takes no memory.
 
 use std::sync::Arc;
 
@@ -60,12 +60,13 @@ impl Image {
         self.pages[index] = slot;
     }
 
-    /// Page `index`, to be changed; it is copied first if it is shared.
+    /// Page `index`, mutable; copied first if it is shared.
     pub fn page_mut(&mut self, index: usize) -> &mut Page {
         Arc::make_mut(self.pages[index].get_or_insert_with(|| Arc::new(ZEROS)))
     }
 
-    /// Copies the bytes from `at` on, a multiple of [`PAGE`], into `buf`, as long as a multiple.
+    /// Copies the bytes from offset `at` into `buf`; both `at` and the length are multiples of
+    /// [`PAGE`].
     pub fn read(&self, at: u64, buf: &mut [u8]) {
         let first = (at / PAGE as u64) as usize;
         for (page, out) in self.pages[first..].iter().zip(buf.chunks_mut(PAGE)) {
@@ -102,7 +103,7 @@ mod tests {
         assert_eq!((buf[7], buf[PAGE], buf[2 * PAGE - 1]), (2, 9, 9));
         image.set(2, None);
         assert_eq!(image.page(2), &ZEROS);
-        // A page of zeros and a page that is not there are the same bytes.
+        // A page of zeros and a missing page are the same bytes.
         assert_eq!(
             Image::new(PAGE as u64).difference(&{
                 let mut zeroed = Image::new(PAGE as u64);

@@ -1,7 +1,7 @@
-//! Programs in which a drive, or memory, does not keep what it was given.
+//! Programs in which a drive, or memory, corrupts data.
 //!
-//! Invariant: in each something is wrong, once, or four times in the same moment; what may be lost
-//! by that, and nothing else, may be reported as lost.
+//! Invariant: each program has one corruption, or four at the same moment. Only what that may lose
+//! may be reported as lost.
 
 use crate::content::Flavour;
 use crate::fault::{Fault, Kind};
@@ -10,8 +10,8 @@ use crate::rng::{Rng, mix};
 use std::ops::Range;
 use ztier::log::disk::format::data_at;
 
-/// A program in which a bit flips, a write is lost or misdirected, or a payload does not decode; at
-/// its end, everything is durable when the power goes.
+/// A program in which a bit flips, a write is lost or misdirected, or a payload does not decode.
+/// Everything is durable when the power goes at its end.
 pub fn corruption(seed: u64) -> Program {
     let mut rng = Rng::new(seed ^ 0x00c0_2217);
     let mut swarm = Swarm::choose(&mut rng);
@@ -24,11 +24,11 @@ pub fn corruption(seed: u64) -> Program {
     if rng.chance(60) {
         return succeeded(swarm, &mut rng);
     }
-    // Not a choice of the generator, so that the other seeds mean what they meant.
+    // Not drawn from the generator, so that other seeds keep their meaning.
     if mix(seed ^ 0x0063_7572_7461_696c).is_multiple_of(32) {
         return curtailed(swarm, &mut rng);
     }
-    // Closing and opening ends what the run can find out.
+    // Closing and opening would hide what the run can detect.
     swarm.weights[CLOSE] = 0;
     let length = rng.between(5, 300);
     let mut steps: Vec<Step> = (0..length).map(|_| swarm.step(&mut rng)).collect();
@@ -67,8 +67,8 @@ pub fn corruption(seed: u64) -> Program {
     Program::new(swarm.setup(), faults, steps)
 }
 
-/// A corruption that is found when the log has no segment left in which to say so: a failed write
-/// has been written again in the last free ones.
+/// A corruption found when the log has no segment left to record it: a failed write was repeated in
+/// the last free segments.
 fn cramped(mut swarm: Swarm, rng: &mut Rng) -> Program {
     swarm.setup.segment = 32 << 10;
     swarm.setup.log = data_at(0, 32 << 10) + 8 * (32 << 10);
@@ -76,16 +76,17 @@ fn cramped(mut swarm: Swarm, rng: &mut Rng) -> Program {
     swarm.setup.checkpoint = 0;
     swarm.setup.patience = 0;
     swarm.setup.depth = 1;
-    // Seven such blocks fill a segment; two segments are kept free of them.
+    // Seven such blocks fill a segment; the log keeps two segments free of them.
     let blocks = |range: Range<u32>| range.map(|block| Step::Write(block, Flavour::Stamp(255)));
     let (mut steps, syncs, damage): (Vec<Step>, u64, Vec<Step>) = match rng.below(3) {
-        // A discard is lost with the first chunk, but no block: they are written again.
+        // A discard is lost with the first chunk, but no block: the program writes the blocks
+        // again.
         0 => {
             let discard = Step::Discard(60, rng.between(1, 100) as u32);
             let steps = [discard].into_iter().chain(blocks(0..28)).chain([Step::Sync]);
             (steps.chain(blocks(0..14)).collect(), 1, vec![Step::Behead(rng.bits())])
         }
-        // The second chunk is lost, with the discard of what is in the first.
+        // The second chunk is lost, with the discard of blocks in the first.
         1 => {
             let discard = [Step::Sync, Step::Discard(60, 1), Step::Sync];
             let steps = blocks(60..61).chain(discard).chain(blocks(0..25)).chain([Step::Sync]);
@@ -109,8 +110,8 @@ fn cramped(mut swarm: Swarm, rng: &mut Rng) -> Program {
     Program::new(swarm.setup(), faults, steps)
 }
 
-/// A corruption that is found when the block has been written again, and the power goes right after
-/// the window that has found it: nothing else is made durable.
+/// A corruption found after the block has been written again; the power goes right after the window
+/// that has found it, before anything else is made durable.
 fn succeeded(mut swarm: Swarm, rng: &mut Rng) -> Program {
     swarm.weights[CLOSE] = 0;
     swarm.setup.segment = 32 << 10;
@@ -119,7 +120,7 @@ fn succeeded(mut swarm: Swarm, rng: &mut Rng) -> Program {
     let block = rng.below(u64::from(swarm.setup.blocks)) as u32;
     steps.extend([Step::Drain, Step::Write(block, Flavour::Stamp(255)), Step::Drain]);
     steps.push(Step::Miscompress(block));
-    // More than what is left of its segment.
+    // Longer than the rest of the block's segment.
     let others = (0..10).map(|_| rng.below(u64::from(swarm.setup.blocks)) as u32);
     let others: Vec<u32> = others.filter(|other| *other != block).collect();
     steps.extend(others.into_iter().map(|other| Step::Write(other, Flavour::Stamp(255))));
@@ -128,13 +129,13 @@ fn succeeded(mut swarm: Swarm, rng: &mut Rng) -> Program {
         steps.push(Step::Write(block, Flavour::Word));
     }
     steps.push(Step::Window(u32::MAX));
-    // Each takes one step of what comes after a window, at least.
+    // Each takes at least one step of the end of a window.
     steps.extend(std::iter::repeat_n(Step::Settle, 40));
     steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
     Program::new(swarm.setup(), Vec::new(), steps)
 }
 
-/// A corruption that is found when the log has failed for good and is brought to the backing store.
+/// A corruption found while a log that has failed for good is written back.
 fn dying(mut swarm: Swarm, rng: &mut Rng) -> Program {
     swarm.weights[CLOSE] = 0;
     swarm.setup.patience = u32::MAX;
@@ -164,7 +165,7 @@ fn curtailed(mut swarm: Swarm, rng: &mut Rng) -> Program {
         blocks.map(|block| Step::Write(block, Flavour::Stamp(255))).collect();
     // The superblock that moves the tail behind the first segment.
     steps.extend([Step::Sync, Step::Window(segment)]);
-    // Each takes one step of what comes after a window, at least.
+    // Each takes at least one step of the end of a window.
     steps.extend(std::iter::repeat_n(Step::Settle, 40));
     steps.push(Step::Curtail(rng.bits()));
     steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
@@ -188,7 +189,7 @@ mod tests {
             let flips = program.steps.iter().filter(lies).count();
             let faults = program.faults.iter().filter(|(_, fault)| fault.kind.is_lie()).count();
             assert!([1, 4].contains(&(faults + flips)), "seed {seed}");
-            // Copies may be asked for after it.
+            // Steps for copies may follow the cut.
             let cut = program.steps.iter().rposition(|step| matches!(step, Step::Cut(_)));
             let last_lie = program.steps.iter().rposition(|step| lies(&step));
             assert!(cut.is_some() && last_lie < cut, "seed {seed}");

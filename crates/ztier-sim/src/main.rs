@@ -1,8 +1,8 @@
-//! A deterministic simulator for the durable log: power cuts, failing and lying drives.
+//! A deterministic simulator for the write log: power cuts, failing and lying drives.
 //!
-//! The modules stand in the order in which a run is made: the command line, the many cases of a
-//! command and the program of one, the world in which it runs, the oracle that judges, and the
-//! drives below. A failure prints the one line that replays it.
+//! The modules are in the order of a run: the command line, the cases of a command and the program
+//! of a case, the world in which it runs, the oracle that judges, and the drives below. A failure
+//! prints the one line that replays it.
 
 use std::process::ExitCode;
 

@@ -1,8 +1,8 @@
-//! Whether what a volume holds after a loss of power is something that it may hold.
+//! Decides whether a volume may hold what it holds after a power cut.
 //!
-//! Two contracts: with a log, the whole volume is the state after some prefix of the block writes
-//! that covers the last acknowledged flush; without, each block holds its flushed value or one that
-//! was submitted later. A block that was reported as lost satisfies both: it was not served.
+//! Two contracts. With a log, the whole volume is the state after some prefix of the block writes
+//! that covers the last acknowledged flush. Without, each block holds its flushed value or one
+//! submitted later. A block reported as lost satisfies both: it was not served.
 
 use crate::content::Value;
 use crate::history::History;
@@ -11,26 +11,26 @@ use std::fmt::Write;
 /// What a read of a block found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// A value of the run.
+    /// A value that the run uses.
     Value(Value),
-    /// An error that says so.
+    /// An error that reports the block as lost.
     Lost,
     /// Bytes that no write has written.
     Foreign,
 }
 
-/// Blocks that a complaint names at most.
+/// Limit on the blocks that a message names.
 const NAMED_MAX: usize = 4;
 
-/// The last position of a prefix that explains everything that was seen.
+/// The last position of a prefix that explains all of `seen`.
 ///
 /// # Errors
-/// When there is none: which blocks contradict the prefix that explains most.
+/// If there is none: which blocks contradict the prefix that explains most.
 pub fn prefix(history: &History, seen: &[Seen]) -> Result<u64, String> {
     prefixes(history, seen).map(|(_, last)| last)
 }
 
-/// The same, and the first such position.
+/// The first and the last such position.
 ///
 /// # Errors
 /// As [`prefix`].
@@ -41,7 +41,7 @@ pub fn prefixes(history: &History, seen: &[Seen]) -> Result<(u64, u64), String> 
         Seen::Lost => true,
         found => found == Seen::Value(value),
     };
-    // For each prefix, how many blocks it explains, as differences to the prefix before it.
+    // For each prefix the number of blocks that it explains, as differences to the prefix before.
     let mut explains = vec![0i64; length + 2];
     let mut value = history.base().to_vec();
     let mut since = vec![0; seen.len()];
@@ -75,7 +75,7 @@ pub fn prefixes(history: &History, seen: &[Seen]) -> Result<(u64, u64), String> 
     Err(contradictions(history, seen, history.floor() + best))
 }
 
-/// What contradicts the state at `position`.
+/// The blocks of `seen` that contradict the state at `position`.
 fn contradictions(history: &History, seen: &[Seen], position: u64) -> String {
     let mut text = format!(
         "no prefix of writes {}..={} explains the volume; the nearest is {position}",
@@ -105,7 +105,7 @@ fn say(seen: Seen) -> String {
     }
 }
 
-/// Whether each block holds what was flushed last, or something that was submitted later.
+/// Whether each block holds its flushed value, or one submitted later.
 ///
 /// # Errors
 /// The first block that does not.
@@ -130,7 +130,7 @@ pub fn blocks(history: &History, seen: &[Seen]) -> Result<(), String> {
     }
 }
 
-/// Whether two recoveries of the same drives have found the same.
+/// Whether two recoveries of the same drives found the same content.
 ///
 /// # Errors
 /// The first block in which they differ.
@@ -187,7 +187,7 @@ mod tests {
         }
     }
 
-    /// The oracle against the definition, on states that are mostly wrong.
+    /// Checks the oracle against the definition, on states that are mostly wrong.
     #[test]
     fn exactly_the_prefixes_are_accepted() {
         let mut rng = Rng::new(8);
@@ -230,7 +230,7 @@ mod tests {
         history.write(1, b);
         prefix(&history, &seen(&[a, Value::Zero])).unwrap();
         prefix(&history, &seen(&[Value::Zero, b])).unwrap_err();
-        // Without a log that is allowed.
+        // Allowed without a log.
         blocks(&history, &seen(&[Value::Zero, b])).unwrap();
     }
 
@@ -249,7 +249,7 @@ mod tests {
         same(&seen(&[old]), &seen(&[new])).unwrap_err();
     }
 
-    /// Zeros are written again and again, so several stretches of history explain them.
+    /// Zeros are written again and again, so several ranges of positions explain them.
     #[test]
     fn a_value_that_comes_back_counts_each_time() {
         let mut history = History::new(vec![Value::Zero; 2], 0);

@@ -1,8 +1,9 @@
-//! The power goes, and comes back: what recovery must find then.
+//! A power cut and the recovery: what the recovery must find.
 //!
-//! After every cut the volume is read, block by block, through the recovered core, and must be the
-//! state after some prefix of the block writes that covers every acknowledged flush. The power may
-//! go again during the recovery, up to three times; that changes nothing of what is found.
+//! After every cut the run reads the volume, block by block, through the recovered core. The
+//! content must be the state after some prefix of the block writes that covers every acknowledged
+//! flush. The power may go again during the recovery, up to three times; that changes nothing of
+//! the result.
 
 use crate::content::Flavour;
 use crate::drive::{Power, SimDrive};
@@ -52,7 +53,7 @@ impl World<'_> {
         if spent { self.judge_blocks(&seen) } else { self.judge(&seen) }
     }
 
-    /// Says which superblocks and chunks are on the log, if the run is traced.
+    /// Prints which superblocks and chunks are on the log, if the run is traced.
     pub(crate) fn say_log(&self) {
         if !self.trace {
             return;
@@ -68,7 +69,7 @@ impl World<'_> {
         }
     }
 
-    /// What was under way is not any more.
+    /// Forgets everything that was in flight.
     pub(crate) fn forget(&mut self) {
         self.writers.clear();
         self.readers.clear();
@@ -84,8 +85,8 @@ impl World<'_> {
         self.backing.cut(rng, &self.setup.backing_tearing);
     }
 
-    /// Opens a log that misses durable chunks, as if the user accepted the loss: then each block is
-    /// old, or reported lost, and never holds anything that was not written.
+    /// Opens a log with missing durable chunks, as if the user accepted the loss: each block is old
+    /// or reported lost, and never holds anything that was not written.
     pub(crate) fn salvage(&mut self) -> Result<(), Trouble> {
         self.log.repair();
         let mut volume =
@@ -105,7 +106,7 @@ impl World<'_> {
         }
     }
 
-    /// Opens the log. When a fault is in the way, it is repaired and tried again.
+    /// Opens the log. If a fault prevents that, the fault is repaired and the open repeated.
     pub(crate) fn recover(&mut self, rng: &mut Rng) -> Result<(), Trouble> {
         let fired = self.fired();
         let opening = self.opening();
@@ -129,22 +130,22 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The log could not be opened: that is how a lie may be found out, and else it is wrong.
+    /// The log could not be opened: that is how a lie may be detected; otherwise it is wrong.
     pub(crate) fn refused(&self, why: &OpenError) -> Trouble {
         let kind = if self.lies { Kind::Detected } else { Kind::Refused };
         Trouble::new(kind, why.to_string())
     }
 
-    /// Operations that a recovery takes now.
+    /// Number of operations that a recovery takes now.
     pub(crate) fn operations(&self) -> u64 {
         let log = SimDrive::holding("log", self.log.durable(), Arc::default());
-        // What is wrong with it, the real one will find too.
+        // Errors do not matter here: the real recovery finds them too.
         let _ = Volume::open(self.setup, &log, 0, self.opening());
         log.power().blocking()
     }
 
-    /// What a recovery of copies of the drives finds; the power goes right after it, and another
-    /// recovery must find the same.
+    /// The content that a recovery of copies of the drives finds. The power goes right after that
+    /// recovery, and another recovery must find the same.
     fn rehearse(&mut self, rng: &mut Rng) -> Result<Option<Vec<Seen>>, Trouble> {
         if self.is_troubled() {
             return Ok(None);
@@ -165,12 +166,12 @@ impl World<'_> {
         Ok(found.pop())
     }
 
-    /// What the volume holds.
+    /// The content of the volume.
     pub(crate) fn look(&mut self) -> Vec<Seen> {
         self.volume.look(self.setup.blocks, &self.log, &self.backing)
     }
 
-    /// Whether lost blocks are explained, of a volume that is as it was after so many writes.
+    /// Whether faults explain the lost blocks of a volume that is in the state at `position`.
     pub(crate) fn judge_lost(&mut self, seen: &[Seen], position: u64) -> Result<(), Trouble> {
         for (block, _) in seen.iter().enumerate().filter(|(_, seen)| **seen == Seen::Lost) {
             self.lost(block as u32, self.history.written_by(block as u32, position))?;
@@ -178,8 +179,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Whether it may hold that after its log had failed, and the backing store had gone on
-    /// alone. There, a write that no flush covered may be torn; its writer writes it again.
+    /// Whether the volume may hold `seen` after its log had failed and the backing store went on
+    /// alone. There, an unflushed write may be torn; its writer writes it again.
     fn judge_blocks(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
         self.judge_lost(seen, self.history.submitted())?;
         let mut seen = seen.to_vec();
@@ -200,13 +201,13 @@ impl World<'_> {
         torn.into_iter().try_for_each(|block| self.write(block, Flavour::Word))
     }
 
-    /// Whether it may hold that; the history goes on from there.
+    /// Whether the volume may hold `seen`; the history goes on from there.
     pub(crate) fn judge(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
         let (floor, submitted) = (self.history.floor(), self.history.submitted());
         if self.lies && !self.is_secured {
-            // The log has failed as well: what it had made durable has no mark behind it. Of writes
-            // that no flush covered the power cut has taken those in memory: then a block is what
-            // it was at the last flush, and that can be what the lie has taken.
+            // The log has failed as well: no mark follows what it had made durable. A power cut
+            // takes unflushed writes in memory; then a block is as at the last flush, and that
+            // content can be what the lie has destroyed.
             self.judge_lost(seen, floor)?;
             self.history.acknowledge(submitted);
             return Ok(());
@@ -218,20 +219,20 @@ impl World<'_> {
             };
             Trouble::new(Kind::Prefix, format!("{why}; {alone}"))
         })?;
-        // A lost block explains any value; the fewer writes there were, the older is what it lost.
+        // A lost block matches any value; the fewer writes there were, the older is what it lost.
         self.judge_lost(seen, first)?;
         self.say(|| format!("recovered write {k} of {floor}..={submitted}"));
         self.history.restart(k);
         Ok(())
     }
 
-    /// Cuts the power after a close, whatever its outcome: nothing uses a log after its close.
+    /// Cuts the power after a close, whatever its outcome: no process uses a log after its close.
     pub(crate) fn cut_closed(&mut self) -> Result<(), Trouble> {
         let seed = self.choices.fork().bits();
         self.cut(&Cut { seed, nested: Vec::new(), again: false })
     }
 
-    /// The log is closed in order, and opened again: nothing may be missing.
+    /// Closes the log in order and opens it again: nothing may be missing.
     pub(crate) fn close(&mut self) -> Result<(), Trouble> {
         self.sync()?;
         self.settle()?;
@@ -251,7 +252,7 @@ impl World<'_> {
         self.lose_power(&mut rng);
         let fired = self.fired();
         self.recover(&mut rng)?;
-        // An attempt to open it that failed has opened it all the same.
+        // A failed attempt to open the log has marked it open all the same.
         if !self.volume.report.closed && self.fired() == fired {
             return Err(Trouble::new(Kind::Refused, "a closed log is said to be open"));
         }
@@ -260,7 +261,7 @@ impl World<'_> {
         self.judge(&seen)
     }
 
-    /// Damages what is on a drive, as such a step says.
+    /// Damages the content of a drive, as `step` says.
     pub(crate) fn damage(&mut self, step: &Step) {
         self.lies = true;
         self.lied_at = self.history.submitted();
@@ -275,7 +276,7 @@ impl World<'_> {
                 let head = heads.get(*choice as usize % heads.len().max(1));
                 self.flip_header(head.copied(), *choice);
             }
-            // Of a chunk that no superblock says is durable, nothing could know that it was there.
+            // A chunk that no superblock calls durable can vanish without a trace.
             Step::Curtail(choice) => {
                 let superblocks =
                     SUPER_AT.map(|at| Superblock::decode(log.page(at as usize / PAGE)));
@@ -287,7 +288,7 @@ impl World<'_> {
         }
     }
 
-    /// A bit flips in the header of a chunk on the log's drive.
+    /// Flips a bit in the header of a chunk on the log's drive.
     fn flip_header(&self, head: Option<(u64, usize)>, choice: u64) {
         if let Some((chunk, page)) = head {
             self.say(|| format!("the header of chunk {chunk} in page {page} is damaged"));
@@ -295,7 +296,7 @@ impl World<'_> {
         }
     }
 
-    /// A bit flips where something has been written.
+    /// Flips a bit in a page that has been written.
     fn flip(&self, side: Side, choice: u64) {
         let mut rng = Rng::new(choice);
         let drive = self.drive(side);

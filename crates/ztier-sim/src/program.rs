@@ -1,8 +1,7 @@
-//! A run, written down before it begins: the devices, what goes wrong, and every step.
+//! A run, written down before it begins: devices, faults, and every step.
 //!
-//! A step carries the choices that it needs as plain numbers, which are taken modulo what there is
-//! to choose from. So any subset of the steps is a program too, which is what makes shrinking
-//! possible.
+//! A step carries its choices as plain numbers, taken modulo the number of options. So any subset
+//! of the steps is a program too, which makes shrinking possible.
 
 use crate::admission::with_copies;
 use crate::content::Flavour;
@@ -12,7 +11,7 @@ use crate::rng::{Rng, mix};
 use ztier::codec::Algorithm;
 use ztier::log::disk::format::{CLUSTER, data_at};
 
-/// Which drive.
+/// A drive of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
     /// The log.
@@ -39,23 +38,23 @@ impl Side {
     }
 }
 
-/// In which order commands that are under way end.
+/// The order in which commands in flight end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// The first that began.
+    /// In the order in which they began.
     First,
-    /// The last that began.
+    /// The last that began ends first.
     Last,
-    /// Any.
+    /// In random order.
     Any,
 }
 
-/// Which commands take so long that nearly all others overtake them.
+/// Commands so slow that nearly all others overtake them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slow {
     /// None.
     Nothing,
-    /// So many of a thousand.
+    /// This number of a thousand.
     Some(u32),
     /// Writes of superblocks.
     Superblocks,
@@ -65,10 +64,10 @@ pub enum Slow {
     Backing,
 }
 
-/// What a run is made of.
+/// The parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Whatever is random outside of the steps.
+    /// Seed of all random choices outside of the steps.
     pub seed: u64,
     /// Size of the log in bytes.
     pub log: u64,
@@ -78,40 +77,40 @@ pub struct Setup {
     pub blocks: u32,
     /// Writeback window in bytes.
     pub window: u64,
-    /// Most bytes kept in memory that are not flushed.
+    /// Limit on unflushed bytes in memory.
     pub memory: u64,
-    /// Milliseconds without a write after which the log commits by itself.
+    /// Milliseconds without a write after which the log commits on its own.
     pub idle_ms: u64,
-    /// Least bytes between two checkpoints; 0 for none.
+    /// Bytes between two checkpoints, at least; 0: no checkpoints.
     pub checkpoint: u64,
     /// How blocks are compressed.
     pub algorithm: Algorithm,
     /// Events that a writer waits for when the log is full, before it gives up.
     pub patience: u32,
-    /// Of a thousand blocks, how many hold something from the beginning.
+    /// Blocks with content at the start, of a thousand.
     pub preload: u32,
-    /// In which order commands end.
+    /// Order in which commands end.
     pub order: Order,
     /// Which commands are overtaken.
     pub slow: Slow,
-    /// Commands under way at most, on both drives together.
+    /// Limit on the commands in flight, on both drives together.
     pub depth: usize,
-    /// Writers that have reserved a place and not filled it, at most.
+    /// Limit on the writers between reserving and filling.
     pub writers: usize,
-    /// While an actor waits: at how many events of a thousand one of the writers fills its place.
+    /// While an actor waits: at how many of a thousand events a writer fills its place.
     pub filled: u32,
-    /// Percent of the log for copies of what the backing store has.
+    /// Percent of the log for copies of the backing store's blocks.
     pub keep: u64,
     /// How the log behaves when the power goes.
     pub log_tearing: Tearing,
-    /// How the backing store does.
+    /// How the backing store behaves when the power goes.
     pub backing_tearing: Tearing,
 }
 
 impl Setup {
-    /// Of a volume with `--sync`, how many write at once: each is told when its change is durable.
-    /// `None` where a write is acknowledged when the log has it in memory. Not a choice of its own,
-    /// so that seeds mean what they meant.
+    /// With `--sync`, the number of concurrent writers: each gets its answer when its change is
+    /// durable. `None` where a write is acknowledged when the log has it in memory. Not drawn from
+    /// the generator, so that seeds keep their meaning.
     pub const fn synced_writers(&self) -> Option<usize> {
         match self.seed / 3 % 16 {
             14 => Some(1),
@@ -121,13 +120,13 @@ impl Setup {
     }
 }
 
-/// A loss of power, and what happens while the volume recovers from it.
+/// A power cut, and what happens during the recovery from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// What is left of the writes under way.
+    /// Decides what is left of the writes in flight.
     pub seed: u64,
-    /// After how many operations of each recovery the power goes again; before how many from its
-    /// end, if negative.
+    /// Number of operations of each recovery after which the power goes again; if negative, counted
+    /// from the recovery's end.
     pub nested: Vec<i64>,
     /// Whether to recover a second time, which must change nothing.
     pub again: bool,
@@ -136,62 +135,63 @@ pub struct Cut {
 /// One step of one actor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A writer reserves a place for a block. If too many have reserved one, one of them fills its
-    /// place.
+    /// A writer reserves a place for a block. If too many writers have reserved, one of them fills
+    /// its place.
     Write(u32, Flavour),
-    /// The writer appends the cluster that begins with a block: each of its blocks is different.
+    /// A writer appends the cluster that begins with a block; its blocks are all different.
     Cluster(u32, Flavour),
-    /// A writer fills its place: this choice of those that have reserved one.
+    /// A writer fills its place: the choice among those that have reserved.
     Fill(u32),
-    /// The discarder appends a range: first block, blocks.
+    /// The discarder appends a range: first block, number of blocks.
     Discard(u32, u32),
-    /// The flusher asks for a flush, and goes on.
+    /// The flusher requests a flush, and goes on.
     Flush,
-    /// The flusher asks for a flush, and waits for it.
+    /// The flusher requests a flush, and waits for it.
     Sync,
-    /// The media take some new commands, up to this number, and end one: this choice of it.
+    /// The media take new commands, up to this number, and end one: the choice among those in
+    /// flight.
     Media(u8, u32),
-    /// The media take some new commands.
+    /// The media take new commands, up to this number.
     Take(u8),
     /// A reader begins to read a block.
     Read(u32),
-    /// A reader ends: this choice of those that have begun.
+    /// A reader ends: the choice among those that have begun.
     Finish(u32),
-    /// So many milliseconds pass.
+    /// This many milliseconds pass.
     Tick(u32),
-    /// Writeback begins, with at most so many bytes of segments.
+    /// Writeback begins a window of at most this many bytes of segments.
     Window(u32),
     /// The log is closed in order and opened again.
     Close,
-    /// The admission thread reads a block of which it would like a copy in the log.
+    /// The admission thread reads a block to give the log a copy of it.
     Copy(u32),
-    /// The admission thread gives the log a copy: this choice of those that it has.
+    /// The admission thread gives the log a copy: the choice among those that it has read.
     Store(u32),
     /// The admission thread lets copies leave the log.
     Leave,
-    /// Everything goes to the backing store; the log is closed, or the power goes, or the process
-    /// dies: this choice of it. Then another program writes a block.
+    /// Everything is written back. Then, by the choice, the log is closed, the power goes, or the
+    /// process dies. Then another program writes a block.
     Bare(u32, Flavour, u32),
-    /// Everything goes to the backing store, which is then the volume.
+    /// Everything is written back; the backing store then equals the volume.
     Drain,
-    /// Everything that is under way ends.
+    /// Everything in flight ends.
     Settle,
-    /// The media work until the core has something to do that needs no drive, as when the index
-    /// forgets a window, or until nothing is left to do.
+    /// The media work until the core has work that needs no drive, as when the index forgets a
+    /// window, or until nothing is left to do.
     Forgetting,
     /// The power goes and comes back.
     Cut(Cut),
-    /// The process dies, and another one takes its memory over.
+    /// The process dies, and another one takes over its memory.
     Kill(Cut),
-    /// The writer appends a block whose payload does not decode, as a broken codec makes it.
+    /// A writer appends a block whose payload does not decode, as from a broken codec.
     Miscompress(u32),
-    /// A bit of a drive flips: this choice of byte and bit.
+    /// A bit of a drive flips: the choice of byte and bit.
     Flip(Side, u64),
     /// A bit flips in the header of one of the first chunks of the log.
     Behead(u64),
     /// A bit flips in the header of the newest chunk, if a superblock says that it is durable.
     Curtail(u64),
-    /// The log takes nothing any more but superblocks.
+    /// The log refuses all writes but those of superblocks.
     Wear,
     /// The drives work again.
     Repair,
@@ -200,16 +200,16 @@ pub enum Step {
 /// A run.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// What it runs on.
+    /// The devices and their parameters.
     pub setup: Setup,
-    /// What goes wrong with operations.
+    /// The faults of each drive.
     pub faults: Vec<(Side, Fault)>,
-    /// What happens, in order.
+    /// The steps, in order.
     pub steps: Vec<Step>,
 }
 
 impl Program {
-    /// A program of these steps, between which writers fill what they have reserved.
+    /// A program of these steps, with steps between them in which writers fill their places.
     pub fn new(setup: Setup, faults: Vec<(Side, Fault)>, steps: Vec<Step>) -> Self {
         let mut rng = Rng::new(setup.seed ^ 5);
         let often = if setup.writers > 0 { rng.pick(&[50, 300, 900]) } else { 0 };
@@ -220,19 +220,19 @@ impl Program {
         Self { setup, faults, steps }
     }
 
-    /// The program with only those steps.
+    /// The program reduced to `steps`.
     pub fn only(&self, steps: &[usize]) -> Self {
         let steps = steps.iter().filter_map(|i| self.steps.get(*i).cloned()).collect();
         Self { setup: self.setup.clone(), faults: self.faults.clone(), steps }
     }
 }
 
-/// Where in the weights closing is.
+/// Index of closing in the weights.
 pub const CLOSE: usize = 10;
 
-/// What a seed likes to do: the weights of steps, and where they go.
+/// The preferences of a seed: the weights of steps, and where they go.
 pub struct Swarm {
-    /// What it runs on.
+    /// The devices and their parameters.
     pub setup: Setup,
     /// Weights of write, discard, flush, sync, media, take, read, finish, tick, window,
     /// close, drain, settle.
@@ -241,24 +241,24 @@ pub struct Swarm {
     flavours: [u32; 6],
     /// Blocks that most writes go to.
     hot: u32,
-    /// Of a thousand writes, how many go on where the last one ended.
+    /// Writes that continue where the last one ended, of a thousand.
     sequential: u32,
     discard_max: u32,
     cursor: u32,
-    /// Of a thousand writes, how many are of a whole cluster.
+    /// Writes of a whole cluster, of a thousand.
     clusters: u64,
     /// Writes so far.
     writes: u64,
 }
 
-/// How many of a thousand writes are of a cluster. Not a choice of the generator, so that seeds
-/// mean what they meant.
+/// Writes of a cluster, of a thousand. Not drawn from the generator, so that seeds keep their
+/// meaning.
 fn clusters(setup: &Setup) -> u64 {
     [0, 0, 100, 500][(mix(setup.seed) % 4) as usize]
 }
 
 impl Swarm {
-    /// What a seed's drives are like.
+    /// The drives of a seed.
     fn choose_setup(rng: &mut Rng) -> Setup {
         let segment = rng.pick(&[32 << 10, 64 << 10]);
         let blocks = rng.pick(&[256, 256, 512, 1024]);
@@ -299,9 +299,9 @@ impl Swarm {
         }
     }
 
-    /// Many small records of many blocks and ranges, windows of any size, and flushes that take
-    /// their time: checkpoints are long, and meet every state of a window; segments have many
-    /// chunks, of which some are durable.
+    /// Many small records of many blocks and ranges, windows of any size, and slow flushes:
+    /// checkpoints are long, and meet every state of a window; segments have many chunks, of which
+    /// some are durable.
     fn crowded(setup: Setup, rng: &mut Rng) -> Self {
         let segment = 32 << 10;
         let setup = Setup {
@@ -370,8 +370,8 @@ impl Swarm {
         }
         flavours[4] += 1;
         if rng.chance(100) {
-            // A small log that incompressible data fills again and again, faster than its tail
-            // moves: slots are used again as soon as they may be.
+            // Incompressible data fills a small log again and again, faster than its tail moves:
+            // slots are reused as soon as they may be.
             setup.segment = 32 << 10;
             setup.log = data_at(0, setup.segment) + u64::from(setup.segment) * rng.between(8, 9);
             setup.memory = 16 * u64::from(setup.segment);
@@ -461,14 +461,14 @@ impl Swarm {
     }
 }
 
-/// Steps between two cuts at most; a seed prefers short or long stretches.
+/// Limits on the steps between two cuts; a seed prefers short or long stretches.
 const STRETCHES: [u64; 6] = [8, 40, 100, 200, 400, 800];
 
-/// A program of so many cuts.
+/// A program with `cuts` power cuts.
 pub fn cuts(seed: u64, cuts: u32) -> Program {
     let mut rng = Rng::new(seed);
     let mut swarm = Swarm::choose(&mut rng);
-    // Not a choice of the generator, so that the other seeds mean what they meant.
+    // Not drawn from the generator, so that other seeds keep their meaning.
     if mix(seed ^ 0x666f_7267_6574).is_multiple_of(16) {
         return forgetting(swarm, &mut rng, cuts);
     }
@@ -493,7 +493,7 @@ pub fn cuts(seed: u64, cuts: u32) -> Program {
     Program::new(swarm.setup(), Vec::new(), steps)
 }
 
-/// A program in which the process dies so often, or the power goes, also while drives fail.
+/// A program in which the process dies `kills` times, or the power goes, also while drives fail.
 pub fn kills(seed: u64, kills: u32) -> Program {
     let mut rng = Rng::new(seed ^ 0x006b_1115);
     let mut swarm = Swarm::choose(&mut rng);
@@ -512,7 +512,7 @@ pub fn kills(seed: u64, kills: u32) -> Program {
         }
         let end = Cut { seed: rng.bits(), nested, again: false };
         if rng.chance(cut) {
-            // Power that goes where writes went past the log may tear a block that no log has.
+            // A power cut after writes that went past the log may tear a block that no log has.
             steps.extend([Step::Repair, Step::Cut(end)]);
         } else {
             steps.push(Step::Kill(end));
@@ -535,7 +535,7 @@ pub fn kills(seed: u64, kills: u32) -> Program {
 }
 
 /// Cuts while the first chunks of a segment are durable, its last ones are not, and its summary is
-/// under way as well.
+/// in flight as well.
 fn summarised(mut swarm: Swarm, rng: &mut Rng, cuts: u32) -> Program {
     let segment = 32 << 10;
     swarm.setup.segment = segment;
@@ -562,8 +562,8 @@ fn summarised(mut swarm: Swarm, rng: &mut Rng, cuts: u32) -> Program {
 }
 
 /// Cuts while the index forgets a large window, and readers, new changes and a checkpoint come
-/// between two steps of that. The window after such a cut is smaller: what it brings to the backing
-/// store is older than what the large one brought there.
+/// between two steps of that. The window after such a cut is smaller: its records are older than
+/// those that the large one wrote back.
 fn forgetting(mut swarm: Swarm, rng: &mut Rng, cuts: u32) -> Program {
     let segment: u32 = 32 << 10;
     swarm.setup.segment = segment;
@@ -572,7 +572,7 @@ fn forgetting(mut swarm: Swarm, rng: &mut Rng, cuts: u32) -> Program {
     swarm.setup.patience = u32::MAX;
     swarm.setup.slow = Slow::Nothing;
     swarm.setup.keep = 0;
-    // Small enough that a checkpoint is often due while the window is forgotten.
+    // Small enough that a checkpoint is often due while the index forgets the window.
     swarm.setup.checkpoint = rng.pick(&[16 << 10, 32 << 10]);
     let hot = 200;
     let cut = |rng: &mut Rng| Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false });
@@ -604,14 +604,14 @@ fn forgetting(mut swarm: Swarm, rng: &mut Rng, cuts: u32) -> Program {
     Program::new(swarm.setup(), Vec::new(), steps)
 }
 
-/// Everything is on the drives, and a mark after it says so: what is missing now is damage.
+/// Everything is on the drives, and a mark after it says so: what is missing from now on is damage.
 pub const SECURE: [Step; 9] = [
     Step::Sync,
     Step::Settle,
-    // A log that is full has no room for a mark.
+    // A full log has no room for a mark.
     Step::Window(u32::MAX),
     Step::Settle,
-    // A mark that is misdirected into the data takes the sign of the damage along.
+    // A mark misdirected into the data destroys the evidence of the damage.
     Step::Repair,
     Step::Tick(1_000_000),
     Step::Settle,

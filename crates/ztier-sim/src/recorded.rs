@@ -1,6 +1,6 @@
-//! Cases that have failed once: `tests/sim/seeds.txt`, replayed before anything else.
+//! Cases that failed once: `tests/sim/seeds.txt`, replayed before anything else.
 //!
-//! A line is a case, and if it was shrunk `only=LIST`; `#` begins a comment.
+//! A line has a case, and `only=LIST` if it was shrunk; `#` begins a comment.
 
 use crate::case::Case;
 use crate::shrink::Kept;
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 pub struct Recorded {
     /// The case.
     pub case: Case,
-    /// The steps of it, if not all.
+    /// The case's remaining steps, if not all.
     pub only: Option<Kept>,
 }
 
@@ -21,10 +21,10 @@ fn path() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/sim/seeds.txt"))
 }
 
-/// All that are recorded.
+/// All recorded cases.
 ///
 /// # Errors
-/// The file cannot be read, or a line is none.
+/// The file cannot be read, or a line is no case.
 pub fn all() -> Result<Vec<Recorded>, String> {
     let text = fs::read_to_string(path()).map_err(|e| format!("{}: {e}", path().display()))?;
     parse(&text)

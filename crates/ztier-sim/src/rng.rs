@@ -1,9 +1,9 @@
-//! Random numbers from a seed: the only source of chance in a run.
+//! Random numbers from a seed: the only source of randomness in a run.
 //!
-//! The same seed gives the same numbers on every machine and in every build; nothing here looks at
-//! a clock, an address or a hasher's state.
+//! The same seed gives the same numbers on every machine and in every build; no clock, address or
+//! hasher state has an influence.
 
-/// A SplitMix64 generator: one word of state, good enough to choose with, and quick to make.
+/// A SplitMix64 generator: one word of state, good enough for choices, and cheap to make.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
@@ -18,7 +18,7 @@ pub const fn mix(x: u64) -> u64 {
 }
 
 impl Rng {
-    /// The generator of `seed`; near seeds have nothing in common.
+    /// The generator of `seed`; generators of similar seeds are unrelated.
     pub const fn new(seed: u64) -> Self {
         Self(mix(seed ^ STEP))
     }
@@ -45,7 +45,7 @@ impl Rng {
         self.below(len as u64) as usize
     }
 
-    /// Whether something happens that happens `permille` times in a thousand.
+    /// True with a probability of `permille` in a thousand.
     pub fn chance(&mut self, permille: u32) -> bool {
         self.below(1000) < u64::from(permille)
     }
@@ -71,7 +71,7 @@ impl Rng {
         0
     }
 
-    /// A generator of its own, so that what it decides does not move what comes after.
+    /// An independent generator: its draws do not shift later draws from this one.
     pub const fn fork(&mut self) -> Self {
         Self::new(self.bits())
     }

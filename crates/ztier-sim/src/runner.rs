@@ -1,8 +1,7 @@
-//! Runs many cases on all processors, and says what came of it.
+//! Runs many cases on all processors, and reports the results.
 //!
-//! Each case is deterministic, and so is the one that is reported: the first, in the order of the
-//! cases, of those that failed before the run stopped. The clock serves progress and a watchdog
-//! only.
+//! Each case is deterministic, and so is the reported one: the first failure, in the order of the
+//! cases, before the run stopped. The clock only drives progress lines and a watchdog.
 
 use crate::case::Case;
 use crate::trouble::{Trouble, WORKER};
@@ -14,17 +13,17 @@ use std::time::{Duration, Instant};
 
 /// A case that takes longer than this hangs.
 const LONGEST: Duration = Duration::from_secs(120);
-/// Between two lines of progress.
+/// Interval between two lines of progress.
 const PROGRESS: Duration = Duration::from_secs(5);
 
-/// What came of many cases.
+/// The results of many cases.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    /// Cases that ended.
+    /// Cases that have ended.
     pub cases: u64,
-    /// What they did together.
+    /// Their counters, added up.
     pub stats: Stats,
-    /// The first that failed.
+    /// The first case that failed.
     pub failure: Option<(Case, Trouble)>,
 }
 
@@ -35,11 +34,11 @@ struct Shared<I> {
     done: Summary,
     /// Number of the case that failed.
     failed: usize,
-    /// What each worker is at, since when.
+    /// The case that each worker runs, and since when.
     busy: Vec<Option<(Case, Instant)>>,
 }
 
-/// Runs cases until one fails, or there are no more, or `enough` says so.
+/// Runs cases until one fails, none are left, or `enough` says so.
 pub fn run(
     what: &str,
     jobs: usize,
@@ -100,7 +99,7 @@ fn work<I: Iterator<Item = Case>>(
     }
 }
 
-/// Says how far it is, until it is over. A case that hangs ends the program: nothing else can.
+/// Prints progress until `over`. A case that hangs ends the program, as nothing else can end it.
 fn watch<I>(what: &str, shared: &Mutex<Shared<I>>, over: impl Fn() -> bool) {
     let began = Instant::now();
     let mut said = began;

@@ -1,7 +1,7 @@
-//! From a run that fails to a short one that fails in the same way.
+//! Shrinks a failing run to a short one that fails in the same way.
 //!
-//! Steps are removed in ever smaller pieces. The result names what is kept by its
-//! position in the whole program, so the case and that list replay it.
+//! Shrinking removes steps in ever smaller pieces. The result names the kept steps by their
+//! positions in the whole program, so the case and that list replay it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -57,11 +57,11 @@ impl FromStr for Kept {
     }
 }
 
-/// Runs that a shrink makes at most.
+/// Limit on the runs of a shrink.
 const RUNS_MAX: usize = 3000;
 
-/// The shortest list found that still fails. `fails` runs with only these positions; when it fails
-/// in the same way as before, it says how many of them it took.
+/// The shortest list found that still fails. `fails` runs only these positions; if that run fails
+/// as before, it returns the number of positions that it took.
 pub fn shrink(all: &Kept, mut fails: impl FnMut(&Kept) -> Option<usize>) -> Kept {
     let mut kept = all.clone();
     let mut runs = 0;

@@ -1,52 +1,52 @@
-//! What a run can find wrong, and how it says so.
+//! The failures that a run can find, and their names.
 
 use std::cell::RefCell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
-/// The kinds of trouble. A shrunk run must be in the same kind of trouble as the whole.
+/// The kinds of trouble. A shrunk run must have the same kind as the whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// No prefix of the writes explains what the volume holds after a cut.
     Prefix,
-    /// A read returned something that the block did not hold.
+    /// A read returned content that the block did not hold.
     Read,
-    /// Data is lost, or damaged, and nothing that went wrong explains it.
+    /// Data is lost or damaged, and no fault explains it.
     Lost,
     /// The log could not be opened again.
     Refused,
-    /// A change that was acknowledged is gone after the process has died.
+    /// An acknowledged change is missing after the process died.
     Kept,
-    /// Recovering twice gave two volumes.
+    /// Two recoveries gave different volumes.
     Twice,
-    /// After a drain the backing store is not the volume.
+    /// After a drain the backing store differs from the volume.
     Backing,
     /// A drive got a request that is not allowed.
     Misuse,
     /// The log failed although its drives did not.
     Failed,
-    /// Something waits, and nothing is under way.
+    /// An actor waits, and nothing is in flight.
     Hang,
-    /// A lie of a drive was found out by refusing to open: what should happen.
+    /// A refused open detected a lie of a drive: the intended outcome.
     Detected,
     /// The code panicked.
     Panic,
 }
 
-/// Something wrong.
+/// A failure that a run found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
-    /// Of which kind.
+    /// Its kind.
     pub kind: Kind,
-    /// What exactly.
+    /// Details.
     pub text: String,
     /// The step of the program that found it, from 0.
     pub step: usize,
 }
 
 impl Trouble {
-    /// Trouble in a step that is filled in later.
+    /// Trouble whose step is filled in later.
     pub fn new(kind: Kind, text: impl Into<String>) -> Self {
         Self { kind, text: text.into(), step: 0 }
     }
@@ -62,7 +62,7 @@ thread_local! {
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Calls `run`; a panic in it is trouble like any other, and prints nothing.
+/// Calls `run`; turns a panic in it into trouble, and prints nothing.
 ///
 /// # Errors
 /// Those of `run`, and its panics.
@@ -84,7 +84,7 @@ pub fn caught<T>(run: impl FnOnce() -> Result<T, Trouble>) -> Result<T, Trouble>
     })
 }
 
-/// How the names of threads begin whose panics are results.
+/// Name prefix of the threads whose panics are results.
 pub const WORKER: &str = "sim-";
 
 #[cfg(test)]

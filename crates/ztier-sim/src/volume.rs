@@ -1,8 +1,8 @@
 //! The product's code as a run drives it: a log's core, writeback, and the codec around them.
 //!
-//! What a volume's threads do around the core is done here in the same way: blocks are compressed
-//! before they are appended, zeros are a discard of one block, payloads are verified before they
-//! are decoded. Nothing here decides anything.
+//! This module does what a volume's threads do around the core, in the same way: it compresses
+//! blocks before it appends them, treats zeros as a discard of one block, and verifies payloads
+//! before it decodes them. It decides nothing.
 
 use crate::content::Value;
 use crate::drive::SimDrive;
@@ -32,13 +32,13 @@ pub enum Source {
 pub enum Opening {
     /// Another program may have written to the backing store.
     Cold,
-    /// No other program has.
+    /// No other program has written to it.
     Warm,
-    /// Chunks that are missing are passed over.
+    /// Missing chunks are skipped.
     Lossy,
 }
 
-/// A place in the log that is reserved, and what is to be filled in.
+/// A reserved place in the log, and its payload.
 pub struct Reserved {
     fills: Fills,
     payload: Vec<u8>,
@@ -48,7 +48,7 @@ pub struct Reserved {
 pub struct Volume {
     /// The log.
     pub core: Core,
-    /// What opening found.
+    /// The result of opening.
     pub report: Report,
     writeback: Option<Writeback>,
     codec: Codec,
@@ -69,7 +69,7 @@ impl Volume {
         Self::open_in(setup, log, setup.seed, Opening::Cold, memory)
     }
 
-    /// Opens a log after a loss of power; `epoch` is a random number.
+    /// Opens a log after a power cut; `epoch` is a random number.
     ///
     /// # Errors
     /// Those of the product.
@@ -82,7 +82,7 @@ impl Volume {
         Self::open_in(setup, log, epoch, opening, &Memory::default())
     }
 
-    /// The same with memory that another process may have had.
+    /// Opens a log with memory that another process may have used.
     ///
     /// # Errors
     /// Those of the product.
@@ -98,7 +98,7 @@ impl Volume {
             window: setup.window,
             idle_ms: setup.idle_ms,
             checkpoint: setup.checkpoint,
-            // Not a choice of its own, so that seeds mean what they meant.
+            // Not drawn from the generator, so that seeds keep their meaning.
             gather_part: [0, 1, 8][(setup.seed % 3) as usize],
             keep_percent: setup.keep,
         };
@@ -121,7 +121,8 @@ impl Volume {
         })
     }
 
-    /// Reserves a place for a block; nothing has to be filled where that says all.
+    /// Reserves a place for a block; `None` if the header says all and no payload has to be filled
+    /// in.
     ///
     /// # Errors
     /// Those of the product.
@@ -163,7 +164,7 @@ impl Volume {
         self.cluster = vec![0; 112];
     }
 
-    /// Reserves a place for the cluster that was made last; `None` if it finds no room.
+    /// Reserves a place for the cluster packed last; `None` if the log has no room.
     ///
     /// # Errors
     /// Those of the product.
@@ -174,16 +175,16 @@ impl Volume {
         Ok(taken.then_some(Reserved { fills, payload }))
     }
 
-    /// Fills a place that was reserved.
+    /// Fills a reserved place.
     pub fn fill(&mut self, reserved: Reserved) {
         let Reserved { mut fills, payload } = reserved;
         fills.fill(&payload);
-        // The media ask again without being told.
+        // The media ask again on their own.
         fills.finish();
     }
 
     /// The process dies while a writer fills its place: the place holds the first `part` of 256
-    /// parts of what it should.
+    /// parts of its payload.
     pub fn fill_partly(&mut self, reserved: Reserved, part: u8) {
         let Reserved { mut fills, mut payload } = reserved;
         let from = payload.len() * usize::from(part) / 256;
@@ -194,7 +195,7 @@ impl Volume {
         fills.finish();
     }
 
-    /// Reserves a place for a payload whose check word fits, and that is no encoding of a block.
+    /// Reserves a place for a payload with a valid check word that does not decode to a block.
     ///
     /// # Errors
     /// Those of the product.
@@ -202,7 +203,7 @@ impl Volume {
         self.reserve_payload(u64::from(block), Kind::Lz4, vec![0; 100])
     }
 
-    /// Appends a copy of a block whose content was read when the token was taken; whether it did.
+    /// Appends a copy of a block that was read when `token` was taken; returns whether it did.
     pub fn keep(&mut self, block: u32, token: Token, page: &Page) -> bool {
         self.payload.resize(PAGE, 0);
         let (len, kind) = match self.codec.encode(page, &mut self.payload) {
@@ -216,7 +217,7 @@ impl Volume {
         self.core.keep(block.into(), token, kind, &self.payload[..len])
     }
 
-    /// Appends a discard; of how many blocks.
+    /// Appends a discard; returns the number of blocks that it covers.
     ///
     /// # Errors
     /// Those of the product.
@@ -224,7 +225,7 @@ impl Volume {
         self.core.discard(u64::from(block), u64::from(count)).map(|taken| taken as u32)
     }
 
-    /// Where a block is, if there is a copy then where that is; what is in memory is kept for
+    /// The location of a block, or of the log's copy of it; a payload in memory is kept for
     /// [`Volume::decoded`].
     pub fn locate(&mut self, block: u32) -> Found {
         match self.core.locate(u64::from(block), &mut self.payload) {
@@ -236,7 +237,7 @@ impl Volume {
         }
     }
 
-    /// The block whose payload was found in memory; `None` when it does not decode.
+    /// The block of a payload found in memory; `None` if it does not decode.
     pub fn decoded(&mut self, block: u32, kind: Kind) -> Option<&Page> {
         let payload = std::mem::take(&mut self.payload);
         let fine = self.decode(block, kind, &payload);
@@ -244,8 +245,7 @@ impl Volume {
         fine.then_some(&*self.page)
     }
 
-    /// The block of a payload that was read from the log, with its check word; `None` when it is
-    /// damaged.
+    /// The block of a payload read from the log, with its check word; `None` if it is damaged.
     pub fn verified(&mut self, reading: &Reading, check: u32, payload: &[u8]) -> Option<&Page> {
         let fine = reading.seed.fits(payload, check)
             && self.decode(reading.seed.block as u32, reading.kind, payload);
@@ -267,7 +267,7 @@ impl Volume {
         Some((Source::Writeback, command?))
     }
 
-    /// Says what became of a command.
+    /// Reports the outcome of a command.
     pub fn complete(&mut self, source: Source, id: u64, outcome: Outcome) {
         match (source, &mut self.writeback) {
             (Source::Core, _) => _ = self.core.complete(id, &outcome),
@@ -277,7 +277,7 @@ impl Volume {
         self.hand_back();
     }
 
-    /// Hands the window back when it is over.
+    /// Hands the window back to the core when it is over.
     fn hand_back(&mut self) {
         if let Some(ended) = self.writeback.as_mut().and_then(Writeback::ended) {
             self.writeback = None;
@@ -285,7 +285,7 @@ impl Volume {
         }
     }
 
-    /// Begins a window of at most so many bytes; whether one has begun.
+    /// Begins a window of at most `bytes` of segments; returns whether one has begun.
     pub fn begin_window(&mut self, bytes: u64) -> bool {
         if self.writeback.is_some() {
             return false;
@@ -299,18 +299,18 @@ impl Volume {
         }
     }
 
-    /// Whether there is something to do that needs no drive.
+    /// Whether the core has work that needs no drive.
     pub fn is_stepping(&self) -> bool {
         let window = self.writeback.as_ref().is_some_and(Writeback::is_stepping);
         window || self.core.is_stepping() || self.core.is_copying()
     }
 
-    /// Whether no window is at work, also not its end in the core.
+    /// Whether no window is at work, nor its end in the core.
     pub fn is_between_windows(&self) -> bool {
         self.writeback.is_none() && self.core.is_quiet()
     }
 
-    /// What each block holds for a lone reader that reads a cluster at a time.
+    /// The content of each block for a lone reader that reads a cluster at a time.
     pub fn look(&mut self, blocks: u32, log: &SimDrive, backing: &SimDrive) -> Vec<Seen> {
         let (log, backing) = (log.current(), backing.current());
         let mut payloads: [Vec<u8>; CLUSTER] = Default::default();
@@ -372,7 +372,7 @@ impl Volume {
     }
 }
 
-/// The bytes that a reading is about.
+/// The payload bytes of a reading.
 fn payload(log: &Image, reading: &Reading) -> Vec<u8> {
     let skip = (reading.at % PAGE as u64) as usize;
     let mut buffer = vec![0; (skip + reading.len as usize).next_multiple_of(PAGE)];
@@ -382,7 +382,7 @@ fn payload(log: &Image, reading: &Reading) -> Vec<u8> {
     buffer
 }
 
-/// The log's name for a coding.
+/// The log's record kind for a coding.
 const fn kind_of(coding: Coding) -> Kind {
     match coding {
         Coding::Raw => Kind::Raw,

@@ -1,8 +1,7 @@
-//! A volume on simulated drives, the actors around it, and what they know.
+//! A volume on simulated drives, the actors around it, and the state of each.
 //!
-//! The state of a run and its way through a program; what each actor does is in `actors.rs`, what
-//! happens when the power goes in `outage.rs`. Nothing here is random: every choice is in the
-//! program, or follows from its seed.
+//! This module has the state of a run and its steps. The actors are in `actors.rs`, power cuts in
+//! `outage.rs`. Nothing here is random: every choice is in the program, or follows from its seed.
 
 use crate::content::Value;
 use crate::drive::{Power, SimDrive};
@@ -19,16 +18,16 @@ use std::sync::Arc;
 use ztier::log::{Reading, Ticket, Token};
 use ztier::media::Memory;
 
-/// What a run has done.
+/// Counters of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Losses of power, nested ones included.
+    /// Power cuts, nested ones included.
     pub cuts: u64,
     /// Deaths of the process, nested ones included.
     pub kills: u64,
-    /// Changes that were taken over from a dead process.
+    /// Changes taken over from a dead process.
     pub recommitted: u64,
-    /// Recoveries that ended.
+    /// Recoveries that have ended.
     pub recoveries: u64,
     /// Steps.
     pub steps: u64,
@@ -36,22 +35,22 @@ pub struct Stats {
     pub writes: u64,
     /// Changes whose writer waited until they were durable, on volumes with `--sync`.
     pub synced: u64,
-    /// Commands that the drives carried out.
+    /// Commands that the drives have carried out.
     pub commands: u64,
     /// Reads that were compared.
     pub reads: u64,
-    /// Blocks that were reported lost.
+    /// Blocks reported lost.
     pub lost: u64,
     /// Recoveries, drains and reads that ended in an error which the faults explain.
     pub errors: u64,
-    /// Runs that ended because a lie was found out by refusing to open the log.
+    /// Runs that ended because a refused open detected a lie.
     pub detected: u64,
     /// Operations of the log and of the backing store, to sweep over.
     pub operations: [u64; 2],
 }
 
 impl Stats {
-    /// Adds another run's.
+    /// Adds the counters of another run.
     pub const fn add(&mut self, other: &Self) {
         self.cuts += other.cuts;
         self.kills += other.kills;
@@ -68,7 +67,7 @@ impl Stats {
     }
 }
 
-/// A command that a drive has and has not ended.
+/// A command in flight on a drive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flying {
     pub source: Source,
@@ -78,21 +77,21 @@ pub(crate) struct Flying {
     /// Its number at its drive.
     pub ticket: u64,
     pub is_read: bool,
-    /// Others overtake it.
+    /// Whether other commands overtake it.
     pub is_slow: bool,
 }
 
-/// A read that has begun and not ended.
+/// A read in flight.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
     pub block: u32,
-    /// Where on the log; `None`: on the backing store.
+    /// Where the payload is on the log; `None`: on the backing store.
     pub reading: Option<Reading>,
-    /// The backing store has it, too.
+    /// Whether the backing store has the block, too.
     pub copy: bool,
-    /// Position of the write that it has located.
+    /// Position of the write that the read has located.
     pub written: u64,
-    /// What it may find.
+    /// Values that the read may return.
     pub allowed: Vec<Value>,
 }
 
@@ -103,37 +102,37 @@ pub struct World<'p> {
     pub(crate) log: SimDrive,
     pub(crate) backing: SimDrive,
     pub(crate) volume: Volume,
-    /// What outlives the process, but no loss of power.
+    /// State that outlives the process, but no power cut.
     pub(crate) memory: Memory,
     pub(crate) history: History,
-    /// Writers that have reserved a place and not filled it yet.
+    /// Writers between reserving and filling.
     pub(crate) writers: Vec<Writer>,
     pub(crate) readers: Vec<Reader>,
-    /// What the admission thread has read and not stored: a block, when, and its content.
+    /// Blocks that the admission thread has read and not stored: block, token, content.
     pub(crate) copies: Vec<(u32, Token, Box<Page>)>,
-    /// Another program has written to the backing store since the log was opened.
+    /// Whether another program has written to the backing store since the log was opened.
     pub(crate) is_bare: bool,
     /// Flushes that wait, with the position that each covers.
     pub(crate) flushes: Vec<(Ticket, u64)>,
     pub(crate) flying: Vec<Flying>,
     pub(crate) next_ticket: u64,
     pub(crate) now_ms: u64,
-    /// Choices of steps that take more than one: of waiting.
+    /// Choices of steps that take several: those that wait.
     pub(crate) choices: Rng,
     pub(crate) page: Box<Page>,
     /// Operations that faults had changed before the last recovery.
     pub(crate) forgiven: u64,
-    /// A drive has lied, or will: data may be lost, if that is said.
+    /// Whether a drive lies in this run: data may then be lost, if the loss is reported.
     pub(crate) lies: bool,
-    /// Position of the last write before the last lie: what was written later cannot be lost.
+    /// Position of the last write before the last lie: later writes cannot be lost.
     pub(crate) lied_at: u64,
-    /// Windows that were begun since the log has failed.
+    /// Windows begun since the log failed.
     pub(crate) rescues: u32,
-    /// What goes wrong.
+    /// The faults of each drive.
     pub(crate) faults: &'p [(Side, Fault)],
-    /// The log stays full, as a lie and an error together explain: writers do not wait any more.
+    /// The log stays full, explained by a lie and an error together: writers do not wait any more.
     pub(crate) is_stuck: bool,
-    /// The last flush that the flusher waited for has ended well.
+    /// Whether the last flush that the flusher waited for succeeded.
     pub(crate) is_secured: bool,
     pub(crate) stats: Stats,
     /// Operations of each drive before the first step.
@@ -165,7 +164,7 @@ pub fn run(program: &Program, trace: bool) -> Result<Stats, Trouble> {
     result.map_err(|trouble| Trouble { step: at.get(), ..trouble })
 }
 
-/// What a block of a new backing store holds.
+/// The initial content of the backing store's blocks.
 fn preloaded(setup: &Setup) -> Vec<Value> {
     let mut rng = Rng::new(setup.seed ^ 1);
     let value = |_| match rng.chance(setup.preload) {
@@ -188,7 +187,7 @@ impl<'p> World<'p> {
     /// Makes the drives, formats the log and opens it.
     ///
     /// # Errors
-    /// When that fails, although no drive does.
+    /// If that fails, although no drive does.
     pub fn new(program: &'p Program, trace: bool) -> Result<Self, Trouble> {
         let setup = &program.setup;
         if trace {
@@ -239,7 +238,7 @@ impl<'p> World<'p> {
         })
     }
 
-    /// What the run has done so far.
+    /// The counters so far.
     pub fn stats(&self) -> Stats {
         let [log, backing] = self.before;
         let operations = [self.log.counts().0 - log, self.backing.counts().0 - backing];
@@ -259,19 +258,19 @@ impl<'p> World<'p> {
         self.log.counts().1 + self.backing.counts().1
     }
 
-    /// Whether a fault since the last recovery explains that something fails.
+    /// Whether a fault since the last recovery explains a failure.
     pub(crate) fn is_troubled(&self) -> bool {
         self.lies || self.fired() > self.forgiven
     }
 
-    /// Whether a drive that goes on to fail explains that something never ends. A fault that passes
-    /// explains none: whatever waited then has to go on.
+    /// Whether a drive that keeps failing explains that something never ends. A fault that passes
+    /// does not explain it: all waits have to end after such a fault.
     pub(crate) fn is_broken(&self) -> bool {
         let stays = |(_, fault): &(Side, Fault)| !fault.kind.passes();
         self.lies || self.is_troubled() && self.faults.iter().any(stays)
     }
 
-    /// Notes whether a fault has struck since so many had.
+    /// Notes whether a fault has struck since the count of faults was `before`.
     pub(crate) fn note_faults(&mut self, before: u64) {
         if self.fired() > before {
             self.lied_at = self.history.submitted();
@@ -279,15 +278,15 @@ impl<'p> World<'p> {
         }
     }
 
-    /// Says what happens, if the run is traced.
+    /// Prints what happens, if the run is traced.
     pub(crate) fn say(&self, text: impl FnOnce() -> String) {
         if self.trace {
             eprintln!("  {}", text());
         }
     }
 
-    /// With `--sync`, the writer of a change asks for a flush and waits, among as many writers as
-    /// there are: from then on the oracle wants what that flush covers.
+    /// With `--sync`, the writer of a change requests a flush and waits for it, concurrently with
+    /// the setup's other writers. From then on the oracle requires what that flush covers.
     pub(crate) fn sync_change(&mut self) -> Result<(), Trouble> {
         let Some(writers) = self.setup.synced_writers() else { return Ok(()) };
         self.flush();
@@ -305,7 +304,7 @@ impl<'p> World<'p> {
     /// Takes one step of the program.
     ///
     /// # Errors
-    /// The trouble that it found.
+    /// The trouble that the step found.
     pub fn step(&mut self, step: &Step) -> Result<(), Trouble> {
         if self.trace {
             eprintln!("{step:?}");
@@ -389,7 +388,7 @@ mod tests {
         }
     }
 
-    /// After each write of a volume with `--sync` the oracle wants that write, without any flush.
+    /// After each write of a volume with `--sync` the oracle requires that write, without a flush.
     #[test]
     fn synced_writes_are_acknowledged_when_they_are_durable() {
         let mut program = program::workload(0);
@@ -411,7 +410,7 @@ mod tests {
         assert_eq!(some, 16);
     }
 
-    /// A world that forgets a flush is in trouble: what it judges by is the history.
+    /// A world that forgets a flush is in trouble, because the history judges.
     #[test]
     fn a_volume_that_lost_what_was_flushed_is_trouble() {
         let program = program::workload(0);

@@ -1,9 +1,9 @@
 //! Writers between reserving a place in the log and filling it.
 //!
 //! As in the product, a block has one writer at a time: an actor that wants to write, discard or
-//! read it waits for the writer that is about to fill it. Everything else happens meanwhile: chunks
-//! are closed, flushes asked for, drives fail, the power goes. A write is acknowledged when it is
-//! filled.
+//! read the block waits until its writer has filled its place. Meanwhile everything else goes on:
+//! chunks are closed, flushes requested, drives fail, the power goes. A write is acknowledged when
+//! it is filled.
 
 use crate::actors::Taken;
 use crate::content::{Flavour, Value};
@@ -15,15 +15,15 @@ use crate::world::World;
 use std::ops::Range;
 use ztier::log::disk::format::CLUSTER;
 
-/// A writer that has reserved a place and not filled it yet.
+/// A writer between reserving and filling.
 pub(crate) struct Writer {
     pub(crate) blocks: Range<u32>,
     pub(crate) reserved: Reserved,
 }
 
 impl World<'_> {
-    /// The writer reserves a place for a block, and waits for room if need be; as many as the setup
-    /// says may be about to fill theirs.
+    /// A writer reserves a place for a block, and waits for room if necessary; the setup limits the
+    /// writers between reserving and filling.
     pub(crate) fn write(&mut self, block: u32, flavour: Flavour) -> Result<(), Trouble> {
         self.fill_blocks(block..block + 1);
         let value = self.history.draw(block, flavour);
@@ -52,8 +52,8 @@ impl World<'_> {
         if written { self.sync_blocks(block..block + 1) } else { Ok(()) }
     }
 
-    /// The writer reserves a place for the blocks of a cluster at once; where they do not get
-    /// smaller or find no room, one by one.
+    /// A writer reserves a place for the blocks of a cluster at once, or one by one where they do
+    /// not get smaller or find no room.
     pub(crate) fn write_cluster(&mut self, first: u32, flavour: Flavour) -> Result<(), Trouble> {
         let blocks = first..first + CLUSTER as u32;
         self.fill_blocks(blocks.clone());
@@ -91,7 +91,7 @@ impl World<'_> {
         }
     }
 
-    /// On a volume whose writers sync each write, these are filled and durable.
+    /// On a volume with `--sync` these blocks are filled and durable after this.
     fn sync_blocks(&mut self, blocks: Range<u32>) -> Result<(), Trouble> {
         if self.setup.synced_writers().is_some() {
             self.fill_blocks(blocks);
@@ -100,7 +100,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// One of the writers fills the place that it has reserved: this choice of them.
+    /// One of the writers fills its place, by `choice`.
     pub(crate) fn fill(&mut self, choice: u32) {
         if !self.writers.is_empty() {
             self.fill_one(choice as usize % self.writers.len());
@@ -113,7 +113,7 @@ impl World<'_> {
         self.volume.fill(reserved);
     }
 
-    /// An actor that needs these blocks waits for their writers; whether there was one.
+    /// An actor that needs these blocks waits for their writers; returns whether there was one.
     pub(crate) fn fill_blocks(&mut self, blocks: Range<u32>) -> bool {
         let mut found = false;
         let meets = |w: &Writer| w.blocks.start < blocks.end && blocks.start < w.blocks.end;
@@ -124,7 +124,7 @@ impl World<'_> {
         found
     }
 
-    /// The writer appends a payload that does not decode.
+    /// A writer appends a payload that does not decode.
     pub(crate) fn miscompress(&mut self, block: u32) -> Result<(), Trouble> {
         self.lies = true;
         let cluster = block.is_multiple_of(CLUSTER as u32);
@@ -150,7 +150,7 @@ impl World<'_> {
     }
 
     /// The discarder appends a range, as much at a time as the log takes, and waits for room if
-    /// need be.
+    /// necessary.
     pub(crate) fn discard(&mut self, block: u32, count: u32) -> Result<(), Trouble> {
         let (mut from, end) = (block, block + count);
         self.fill_blocks(from..end);
@@ -179,7 +179,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Changes the backing store itself, at once; whether it did. A lost block stays so.
+    /// Changes the backing store itself, at once; returns whether it did. A lost block stays lost.
     fn write_through(&mut self, block: u32, count: u32, request: Request) -> Result<bool, Trouble> {
         if let Some(lost) = self.volume.core.first_lost(block.into(), count.into()) {
             let written = self.history.written_at(lost as u32);

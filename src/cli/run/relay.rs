@@ -1,8 +1,8 @@
-//! Signals for a program, and waiting for its end.
+//! Passes signals to a program, and waits for its end.
 //!
-//! Invariants: signals are blocked in this process as long as the relay is there, and come out of a
-//! descriptor, so that none is lost; what the terminal sends goes to the program anyway and is not
-//! passed on a second time.
+//! Invariants: while the relay exists, this process blocks the signals and reads them from a
+//! descriptor, so that none is lost; a signal from the terminal reaches the program anyway, and is
+//! not passed on a second time.
 
 use super::Stage;
 use super::report::Sampler;
@@ -16,7 +16,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus};
 use std::time::Duration;
 
-/// What is passed on.
+/// The signals that are passed on.
 const SIGNALS: [Signal; 8] = [
     Signal::HUP,
     Signal::INT,
@@ -28,15 +28,15 @@ const SIGNALS: [Signal; 8] = [
     Signal::TSTP,
 ];
 
-/// How often the volume is asked what it holds.
+/// How often the volume's counters are sampled.
 const SAMPLE: Duration = Duration::from_millis(200);
 
-/// A signal mask, to be put back in another process.
+/// A signal mask, to be restored in another process.
 #[derive(Clone, Copy)]
 pub struct Mask(libc::sigset_t);
 
 impl Mask {
-    /// Makes it this process's again. A single system call: good between fork and exec.
+    /// Sets the signal mask of this process. A single system call: allowed between fork and exec.
     pub fn restore(&self) -> io::Result<()> {
         // SAFETY: the set was filled in by the kernel, and nothing is written.
         match unsafe {
@@ -48,14 +48,14 @@ impl Mask {
     }
 }
 
-/// The signals of this process.
+/// The blocked signals of this process.
 pub struct Relay {
     signals: OwnedFd,
     before: Mask,
 }
 
 impl Relay {
-    /// Takes them.
+    /// Blocks the signals, and opens a descriptor that delivers them.
     ///
     /// # Errors
     /// The kernel does not allow it.
@@ -92,7 +92,7 @@ impl Relay {
     /// ended it if one did.
     ///
     /// # Errors
-    /// It can't be waited for.
+    /// The program can't be waited for.
     pub fn wait(
         &self,
         child: &mut Child,
@@ -131,22 +131,22 @@ impl Relay {
         }
     }
 
-    /// Passes on what has come.
+    /// Passes on the signals that have arrived.
     fn pass_on(&self, child: &Child) {
         while let Some((signal, origin)) = self.next() {
             let Some(signal) = SIGNALS.into_iter().find(|s| s.as_raw() == signal) else { continue };
-            // It has not been waited for, so its number is still its own.
+            // The child has not been waited for, so its process id is still its own.
             if origin != libc::SI_KERNEL {
                 let _ = kill_process(Pid::from_child(child), signal);
             }
             if signal == Signal::TSTP {
-                // The parent, such as a shell, shall see that the program is stopped.
+                // The parent, such as a shell, must see that the program is stopped.
                 let _ = kill_process(rustix::process::getpid(), Signal::STOP);
             }
         }
     }
 
-    /// The next signal, and how it came about.
+    /// The next signal and its origin (`si_code`).
     fn next(&self) -> Option<(i32, i32)> {
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
         let size = size_of::<libc::signalfd_siginfo>();
@@ -166,12 +166,12 @@ fn handle(pid: Pid) -> Result<OwnedFd> {
     pidfd_open(pid, PidfdFlags::empty()).context("cannot watch a process")
 }
 
-/// A handle of the volume's daemon; none when it is gone already, which its volume shows.
+/// A process handle of the volume's daemon; `None` if it is gone already, which the volume shows.
 fn daemon_of(stage: &Stage<'_>) -> Option<OwnedFd> {
     handle(Pid::from_raw(i32::try_from(stage.ready.pid).ok()?)?).ok()
 }
 
 fn code(status: ExitStatus) -> u8 {
     let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
-    code as u8 // of a status it is one byte, and signals are below 65
+    code as u8 // an exit status is one byte, and signals are below 65
 }

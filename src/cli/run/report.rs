@@ -1,4 +1,4 @@
-//! What a program took: as a table for people, or as JSON.
+//! What a program took, as a table for people or as JSON.
 
 use super::Stage;
 use crate::cli::output;
@@ -11,21 +11,21 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long the daemon may take to answer: no longer, as signals wait meanwhile.
+/// How long the daemon may take to answer: a short time, because signals wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Asks a volume now and then what it holds.
+/// Samples a volume's counters now and then.
 pub struct Sampler {
     client: Client,
     asked: Instant,
     /// Before the program began.
     first: Stats,
-    /// When it held most.
+    /// When the volume held most.
     fullest: Stats,
     last: Stats,
 }
 
-/// What a volume has done and held.
+/// The samples of a volume: before the program, when it held most, and the last.
 pub struct Sampled {
     first: Stats,
     fullest: Stats,
@@ -43,7 +43,7 @@ impl Sampler {
         sampler
     }
 
-    /// Asks, if that was not done for as long as `pause`.
+    /// Samples if the last sample is at least `pause` ago.
     pub fn sample(&mut self, pause: Duration) {
         if self.asked.elapsed() >= pause {
             self.ask();
@@ -60,14 +60,14 @@ impl Sampler {
         self.last = stats;
     }
 
-    /// Asks a last time.
+    /// Takes the last sample.
     pub fn last(mut self) -> Sampled {
         self.ask();
         Sampled { first: self.first, fullest: self.fullest, last: self.last }
     }
 }
 
-/// Bytes of all blocks that are stored, as they were written.
+/// Bytes of all stored blocks, uncompressed.
 fn held(stats: &Stats) -> u64 {
     stats.orig_data_bytes + stats.blocks_same * crate::BLOCK_SIZE as u64
 }
@@ -88,13 +88,13 @@ pub struct Report {
     swapped_in_bytes: u64,
     /// The most that was swapped out at once.
     swapped_most_bytes: u64,
-    /// What that was as payload, compressed.
+    /// The compressed payload of that.
     compressed_bytes: u64,
     ram_limit_bytes: u64,
     /// The most memory that the volume took.
     store_peak_bytes: u64,
     spilled_bytes: u64,
-    /// All requests of the volume together, in seconds.
+    /// The time of all requests of the volume, added up, in seconds.
     serving_seconds: f64,
     no_space: u64,
 }
@@ -141,7 +141,7 @@ impl Report {
         }
     }
 
-    /// For people.
+    /// The report as a table for people.
     pub fn table(&self) -> String {
         let took = &self.program_took;
         let of = |what: Option<String>| what.unwrap_or_else(|| "unknown".into());

@@ -1,4 +1,4 @@
-//! What there is to say of one volume, below the table.
+//! The details of one volume, below the table.
 //!
 //! Invariant: what matters most comes first, since a small screen cuts off the end.
 
@@ -13,11 +13,11 @@ use crate::escape::escape;
 use crate::limit::Change;
 use crate::stats::{CacheStats, LogStats};
 
-/// How wide what says what a line is may be.
+/// Columns of a label.
 const LABEL: usize = 11;
-/// How wide a bar is at most.
+/// Most columns of a bar.
 const BAR: usize = 40;
-/// What a bar means takes at most so much.
+/// Most columns of the text behind a bar.
 const MEANING: usize = 44;
 
 /// The lines of one volume.
@@ -58,7 +58,7 @@ fn title(row: &Row, columns: usize, look: &Look) -> Line {
     vec![(Style::Head, text), (Style::Label, rule.repeat(rest))]
 }
 
-/// A label and text, in as many lines as it takes.
+/// A label and text, wrapped to `columns`.
 fn text(label: &str, what: &str, style: Style, columns: usize) -> Vec<Line> {
     let room = columns.saturating_sub(LABEL).max(20);
     let mut lines: Vec<String> = vec![String::new()];
@@ -81,7 +81,7 @@ fn text(label: &str, what: &str, style: Style, columns: usize) -> Vec<Line> {
     lines.into_iter().map(line).collect()
 }
 
-/// What tells of a volume that is up.
+/// Makes the lines of a volume that is up.
 struct Teller<'a> {
     sample: &'a Sample,
     rates: Option<&'a Rates>,
@@ -95,7 +95,7 @@ impl Teller<'_> {
         text(label, &escape(what), Style::Plain, self.columns)
     }
 
-    /// A label, a bar, and what it means; that alone where there is no room for both.
+    /// A label, a bar, and its text; without the bar where there is no room for both.
     fn bar(&self, label: &str, whole: u64, parts: &[(Style, u64)], what: &str) -> Vec<Line> {
         let room = self.columns.saturating_sub(LABEL + 2 + MEANING);
         if room < 8 {
@@ -107,7 +107,7 @@ impl Teller<'_> {
         vec![line]
     }
 
-    /// What the user should do something about.
+    /// The troubles that the user should act on.
     fn trouble(&self) -> Vec<Line> {
         let stats = &self.sample.stats;
         let mut all: Vec<String> = stats
@@ -122,7 +122,7 @@ impl Teller<'_> {
         all.iter().flat_map(|what| text("TROUBLE", what, Style::Bad, self.columns)).collect()
     }
 
-    /// Where blocks are, a bar a home.
+    /// Where blocks are: one bar for memory, and one for each drive that holds some.
     fn homes(&self) -> Vec<Line> {
         let (stats, homes) = (&self.sample.stats, self.sample.homes());
         let share = |part: u64, whole: u64| format!("{} of {}", human(part), human(whole));
@@ -156,7 +156,7 @@ impl Teller<'_> {
         lines
     }
 
-    /// Requests by their kinds.
+    /// Requests by kind.
     fn requests(&self) -> Vec<Line> {
         let Some(rates) = self.rates else { return Vec::new() };
         let quiet = |flow: &Flow| flow.requests_per_s == 0.0;
@@ -179,7 +179,7 @@ impl Teller<'_> {
                 text += &format!("  {}/s", human(flow.bytes_per_s as u64));
             }
             text += &format!("  p50 {}  p99 {}", latency(flow.p50_ns), latency(flow.p99_ns));
-            // What waited less than a microsecond did not wait.
+            // A wait of less than a microsecond counts as none.
             match flow.waiting_p99_ns.filter(|ns| *ns >= 1000) {
                 Some(ns) => format!("{text}  before that p99 {}", latency(Some(ns))),
                 None => text,
@@ -188,7 +188,8 @@ impl Teller<'_> {
         shown.flat_map(|(_, (kind, flow))| self.text(kind, &of(flow))).collect()
     }
 
-    /// Long work: writeback, spilling, recompressing; and how well copies do.
+    /// Work in the background (writeback, spilling, recompression), the cache's hits, and
+    /// compression.
     fn progress(&self) -> Vec<Line> {
         let stats = &self.sample.stats;
         let mut lines = Vec::new();
@@ -249,7 +250,7 @@ impl Teller<'_> {
         }
     }
 
-    /// Why the limit is what it is, and what was changed last.
+    /// The reason for the adapting limit, and its last change.
     fn limit(&self) -> Vec<Line> {
         let Some(report) = &self.sample.adapting else { return Vec::new() };
         let bounds = adapting::bounds(&self.sample.plan);

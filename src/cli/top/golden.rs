@@ -177,7 +177,7 @@ fn volumes(n: u64, began: Instant) -> Volumes {
     ])
 }
 
-/// What is shown one second after the first look, with the volume `chosen` chosen.
+/// The state one second after the first look, with the volume `chosen` selected.
 fn state(chosen: &str) -> State {
     let began = Instant::now();
     let mut state = State::default();
@@ -211,7 +211,7 @@ fn compare(name: &str, chosen: &str, size: (usize, Option<usize>), unicode: bool
 #[test]
 fn screens_are_what_they_were() {
     compare("80x24", "archive", (80, Some(24)), true);
-    // The one that the documentation shows.
+    // The documentation shows this screen.
     let path = Path::new(env!("CARGO_MANIFEST_DIR"));
     let shown = std::fs::read_to_string(path.join("tests/golden/top-80x24.txt")).unwrap();
     assert!(std::fs::read_to_string(path.join("docs/top.md")).unwrap().contains(&shown));
@@ -230,7 +230,7 @@ fn any_size_is_enough() {
             for chosen in ["archive", "gone", "young"] {
                 let text = screen(chosen, Size { columns, rows: Some(rows) }, &look);
                 assert!(!text.contains('\u{1b}'), "{text:?}");
-                // The chosen one is seen wherever there is room for a row.
+                // The selected volume is visible wherever there is room for a row.
                 let seen = text.contains(&chosen[..4]);
                 assert!(rows < 4 || columns < 9 || seen, "{columns} x {rows}:\n{text}");
             }
@@ -278,7 +278,7 @@ fn orders_keep_the_choice() {
     left.remove("archive");
     state.update(&left, began, NOW);
     assert_eq!((state.rows().len(), state.selected()), (5, 0));
-    // A daemon that began anew has no rates.
+    // A restarted daemon has no rates.
     let mut anew = disk(0);
     anew.pid = 5;
     let at = began + Duration::from_secs(9);

@@ -1,9 +1,9 @@
-//! What is typed: bytes to keys.
+//! Decodes typed bytes into keys.
 
 /// What the user asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
-    /// To end.
+    /// End the program.
     Quit,
     /// The volume above.
     Up,
@@ -13,21 +13,21 @@ pub enum Key {
     First,
     /// The last one.
     Last,
-    /// The next order.
+    /// The next sort order.
     Sort,
-    /// All drawn anew.
+    /// Draw the whole screen again.
     Redraw,
 }
 
-/// Makes keys of bytes that come in any pieces.
+/// Decodes keys from bytes that arrive in pieces of any size.
 #[derive(Debug, Default)]
 pub struct Keys {
-    /// The beginning of a sequence whose rest has not come.
+    /// The beginning of an incomplete escape sequence.
     rest: Vec<u8>,
 }
 
 impl Keys {
-    /// The keys of some more bytes.
+    /// The keys that `bytes` complete.
     pub fn take(&mut self, bytes: &[u8]) -> Vec<Key> {
         let mut all = std::mem::take(&mut self.rest);
         all.extend_from_slice(bytes);
@@ -44,7 +44,8 @@ impl Keys {
     }
 }
 
-/// The first key, if those bytes are one, and how many they are; `None` while the rest is missing.
+/// The first key in `bytes`, if it has a meaning, and its length in bytes; `None` while it is
+/// incomplete.
 fn key(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
     let plain = |key| Some((key, 1));
     match bytes[0] {
@@ -60,14 +61,14 @@ fn key(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
     }
 }
 
-/// The same of what begins with Escape: `ESC [ … final` or `ESC O final`.
+/// Like `key`, for an escape sequence: `ESC [ … final` or `ESC O final`.
 fn sequence(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
     match bytes.get(1)? {
         b'[' | b'O' => {}
-        // Escape alone, and then another key.
+        // Escape alone, followed by another key.
         _ => return Some((None, 1)),
     }
-    // No sequence that a terminal sends is so long.
+    // Terminals send no sequence longer than 16 bytes.
     let end = bytes.iter().skip(2).position(|byte| (0x40..=0x7E).contains(byte));
     let Some(end) = end.map(|end| end + 2) else {
         return (bytes.len() > 16).then_some((None, bytes.len()));

@@ -1,22 +1,22 @@
-//! Lines of pieces with a meaning, and how a terminal shows them.
+//! Lines of styled pieces, and how a terminal shows them.
 //!
-//! Invariant: what comes from outside (names, paths, what a daemon says) can't steer the terminal:
-//! a piece has no control characters.
+//! Invariant: text from outside (names, paths, a daemon's answers) can't steer the terminal: a
+//! piece has no control characters.
 
-/// What a piece of a line is.
+/// The style of a piece of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// Text.
     Plain,
     /// A heading.
     Head,
-    /// What is chosen.
+    /// The selected volume.
     Chosen,
-    /// What says what something is.
+    /// A label.
     Label,
-    /// What ought to be seen.
+    /// A trouble.
     Bad,
-    /// What may become bad.
+    /// A warning.
     Warn,
     /// Memory.
     Ram,
@@ -35,7 +35,7 @@ pub type Line = Vec<Piece>;
 
 /// How many columns a character takes.
 pub fn width_of(c: char) -> usize {
-    // What we draw with is narrow; of what else there may be, most that is not is up here.
+    // All characters that we draw with are narrow; most wide characters are in the other ranges.
     let narrow = (c as u32) < 0x1100 || ('\u{2010}'..='\u{2BFF}').contains(&c);
     if narrow { 1 } else { 2 }
 }
@@ -45,7 +45,7 @@ pub fn width(text: &str) -> usize {
     text.chars().map(width_of).sum()
 }
 
-/// A line cut off after so many columns.
+/// A line cut off after `columns` columns.
 pub fn cut(line: Line, columns: usize) -> Line {
     let mut left = columns;
     let mut out = Line::new();
@@ -91,7 +91,8 @@ pub fn paint(line: &Line, columns: usize, colours: bool) -> String {
     out + &if chosen { format!("\x1b[7m{rest}\x1b[0m") } else { rest }
 }
 
-/// How a terminal is told of a style. Without colours what has to be seen is bold or reversed.
+/// The code of a style for a terminal. Without colours, troubles are bold and the selection is
+/// reversed.
 fn code(style: Style, colours: bool) -> &'static str {
     match style {
         Style::Plain => "",

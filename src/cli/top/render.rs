@@ -1,7 +1,7 @@
-//! What is on the screen: a function of what is shown and of its size, nothing else.
+//! Renders the screen: a pure function of the state, the size and the look.
 //!
-//! Invariants: no line is longer than the screen is wide, and there are no more lines than it has
-//! rows; the chosen volume is always among those that are seen.
+//! Invariants: no line is wider than the screen, and there are no more lines than rows; the
+//! selected volume is always among the visible ones.
 
 use super::details;
 use super::paint::{Line, Style, cut, width};
@@ -17,7 +17,7 @@ use crate::stats::time::rfc3339;
 pub struct Size {
     /// Columns.
     pub columns: usize,
-    /// Rows; `None`: as many as it takes, for a text that is printed and not drawn.
+    /// Rows; `None`: no bound, for text that is printed and not drawn.
     pub rows: Option<usize>,
 }
 
@@ -31,7 +31,7 @@ pub struct Look {
 }
 
 impl Look {
-    /// What the environment says of characters.
+    /// Finds out from the locale whether more than ASCII can be shown.
     pub fn of_environment(colours: bool) -> Self {
         let set = |name: &&str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(set).unwrap_or_default();
@@ -39,7 +39,7 @@ impl Look {
         Self { colours, unicode: locale.contains("utf-8") || locale.contains("utf8") }
     }
 
-    /// What a bar is made of, home by home.
+    /// The character that fills a part of a bar.
     pub fn fill(&self, style: Style) -> char {
         match (style, self.unicode) {
             (Style::Ram, true) => '█',
@@ -55,8 +55,8 @@ impl Look {
         }
     }
 
-    /// A bar of `columns` with parts of `whole`, the rest left empty. What there is any of is seen,
-    /// if it can be.
+    /// A bar of `columns` with parts of `whole`, the rest left empty. Each part above 0 gets at
+    /// least one column, while columns are left.
     pub fn bar(&self, columns: usize, whole: u64, parts: &[(Style, u64)]) -> Line {
         let mut line = Line::new();
         let all = parts.iter().fold(0u64, |sum, (_, part)| sum.saturating_add(*part));
@@ -124,7 +124,7 @@ pub fn bytes(bytes: f64) -> String {
     format!("{value:.digits$}{unit}")
 }
 
-/// A column of the table: its heading, how wide it is, and what stands in it.
+/// A column of the table: its heading, its width, and the text of a cell.
 struct Column {
     head: &'static str,
     width: usize,
@@ -155,7 +155,8 @@ const MEMORY: Column = column("MEM", 5, |s, _, _| bytes(s.stats.mem_used_bytes a
 const RATIO: Column =
     column("RATIO", 5, |s, _, _| s.compression().map_or("-".into(), |ratio| format!("{ratio:.2}")));
 
-/// What fits into a width, and how wide the name and the bar of homes are then.
+/// The columns that fit into `width`, and the widths of the name and of the bar that shows where
+/// blocks are.
 fn columns(width: usize) -> (&'static [Column], usize, usize) {
     match width {
         0..52 => (&[READS, WRITES, P99, MEMORY], width.saturating_sub(29).clamp(4, 14), 0),
@@ -169,7 +170,7 @@ fn columns(width: usize) -> (&'static [Column], usize, usize) {
     }
 }
 
-/// All lines.
+/// All lines of the screen.
 pub fn render(state: &State, size: Size, look: &Look) -> Vec<Line> {
     let Size { columns, rows } = size;
     let mut lines = vec![summary(state, columns), heads(state, columns)];
@@ -207,7 +208,7 @@ pub fn render(state: &State, size: Size, look: &Look) -> Vec<Line> {
     lines.into_iter().map(|line| cut(line, columns)).collect()
 }
 
-/// The first line: how many there are, what they take, and the time.
+/// The first line: the number of volumes, their memory and requests, and the time.
 fn summary(state: &State, columns: usize) -> Line {
     let rows = state.rows();
     let up = rows.iter().filter(|row| row.state == "up").count();
@@ -281,8 +282,8 @@ fn volume(row: &Row, chosen: bool, width: usize, look: &Look) -> Line {
     line
 }
 
-/// Where the blocks of a volume are, as one bar over its size: what is in memory, in the log, on
-/// the spill device, in the backing store alone.
+/// Where the blocks of a volume are, as one bar over its size: in memory, in the log, on the spill
+/// device, in the backing store alone.
 fn homes(sample: &Sample, columns: usize, look: &Look) -> Line {
     let size = sample.stats.disk_size_bytes;
     let homes = sample.homes();
@@ -299,7 +300,7 @@ fn homes(sample: &Sample, columns: usize, look: &Look) -> Line {
     look.bar(columns, size, &parts)
 }
 
-/// The last line: what can be typed, what is not seen, and what bars are made of.
+/// The last line: the keys, the number of hidden volumes, and the legend of the bars.
 fn keys(more: usize, columns: usize, look: &Look) -> Line {
     let keys = match columns {
         0..52 => "q ends  j k choose  s order",

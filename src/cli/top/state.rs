@@ -1,7 +1,7 @@
-//! What is shown of all volumes: what they said last, and what that means for the time since they
-//! said it before.
+//! The state of all volumes that is shown: their last samples, and the rates since the samples
+//! before.
 //!
-//! Invariant: no look at the machine; what is not known (a first sample, a daemon that began anew)
+//! Invariant: nothing here looks at the machine; an unknown value (first sample, restarted daemon)
 //! is absent, and never 0.
 
 use crate::control::Sample;
@@ -11,22 +11,22 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// Requests of one kind in a second of the last interval.
+/// Rates of one kind of request in the last interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Flow {
     /// Requests a second.
     pub requests_per_s: f64,
     /// Bytes a second.
     pub bytes_per_s: f64,
-    /// Half of them were served within this, in nanoseconds; absent when there were none.
+    /// Median time of service in nanoseconds; absent without requests.
     pub p50_ns: Option<u64>,
-    /// 99 of 100 were.
+    /// 99th percentile of the time of service, in nanoseconds.
     pub p99_ns: Option<u64>,
-    /// 99 of 100 waited no longer before.
+    /// 99th percentile of the wait before service, in nanoseconds.
     pub waiting_p99_ns: Option<u64>,
 }
 
-/// What a volume did in a second of the last interval.
+/// Rates of a volume in the last interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Rates {
     /// Read requests.
@@ -39,19 +39,19 @@ pub struct Rates {
     pub discard: Flow,
     /// Write-zeroes requests.
     pub write_zeroes: Flow,
-    /// Reads and writes together: half were served within this, in nanoseconds.
+    /// Median time of service of reads and writes together, in nanoseconds.
     pub p50_ns: Option<u64>,
-    /// 99 of 100 were.
+    /// 99th percentile of the same.
     pub p99_ns: Option<u64>,
     /// Bytes a second that writeback brought to the backing store.
     pub written_back_bytes_per_s: f64,
-    /// By how many bytes a second what the backing store lacks became less, or more if below 0.
+    /// Bytes a second by which the dirty data shrank; negative if it grew.
     pub cleaned_bytes_per_s: f64,
     /// Bytes a second to the spill device.
     pub spill_written_bytes_per_s: f64,
-    /// Bytes a second from it.
+    /// Bytes a second from the spill device.
     pub spill_read_bytes_per_s: f64,
-    /// Part of the blocks read that had a copy in memory; absent when none were read.
+    /// Share of the blocks read that had a copy in memory; absent when none were read.
     pub hit_ratio: Option<f64>,
 }
 
@@ -62,13 +62,13 @@ pub struct Row {
     pub name: String,
     /// `up`, `starting`, `busy` or `dead`.
     pub state: &'static str,
-    /// What is to be said of one that is not up.
+    /// Why the volume is not up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// What its daemon said last.
+    /// The last sample of its daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sample: Option<Box<Sample>>,
-    /// What that means; absent before its daemon has answered twice.
+    /// The rates since the sample before; absent until its daemon has answered twice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rates: Option<Rates>,
     #[serde(skip)]
@@ -122,25 +122,25 @@ impl State {
         &self.rows
     }
 
-    /// By what they are in order.
+    /// The present sort order.
     pub fn order(&self) -> Order {
         self.order
     }
 
-    /// Which of them is chosen; there is one if there are any.
+    /// The index of the selected volume; by default the first.
     pub fn selected(&self) -> usize {
         let chosen = self.selected.as_deref();
         self.rows.iter().position(|row| Some(row.name.as_str()) == chosen).unwrap_or(0)
     }
 
-    /// Chooses one so many rows below, or above if that is less than 0.
+    /// Moves the selection by `by` rows: down, or up if negative.
     pub fn go(&mut self, by: isize) {
         let last = self.rows.len().saturating_sub(1);
         let to = self.selected().saturating_add_signed(by).min(last);
         self.selected = self.rows.get(to).map(|row| row.name.clone());
     }
 
-    /// Goes on to the next order.
+    /// Changes to the next sort order.
     pub fn sort(&mut self) {
         if self.selected.is_none() {
             self.go(0);
@@ -149,7 +149,7 @@ impl State {
         self.put_in_order();
     }
 
-    /// Takes in what is known now.
+    /// Takes in the present answers of all volumes.
     pub fn update(&mut self, volumes: &Volumes, now: Instant, unix_s: u64) {
         let mut before: BTreeMap<String, Row> =
             std::mem::take(&mut self.rows).into_iter().map(|r| (r.name.clone(), r)).collect();
@@ -184,7 +184,7 @@ fn row(name: &str, seen: &Seen, before: Option<Row>, now: Instant) -> Row {
     };
     let Seen::Up { sample, at } = seen else { return blank };
     let rates = before.and_then(|before| match before.at {
-        // Nothing new: it was asked, and has not answered yet.
+        // No new sample: the daemon has not answered the last question yet.
         Some(then) if then == *at => before.rates,
         Some(then) => Rates::between(&*before.sample?, sample, (*at - then).as_secs_f64()),
         None => None,
@@ -192,7 +192,7 @@ fn row(name: &str, seen: &Seen, before: Option<Row>, now: Instant) -> Row {
     Row { sample: Some(sample.clone()), rates, at: Some(*at), ..blank }
 }
 
-/// What is to be said of a volume that is not up.
+/// Why a volume is not up.
 fn why(name: &str, seen: &Seen, now: Instant) -> Option<String> {
     match seen {
         Seen::Up { .. } => None,
@@ -226,8 +226,8 @@ impl Flow {
 }
 
 impl Rates {
-    /// What was done from one sample to the next, `seconds` later; `None` when these are not of the
-    /// same daemon.
+    /// The rates between two samples that are `seconds` apart; `None` if they come from different
+    /// daemons.
     pub fn between(before: &Sample, after: &Sample, seconds: f64) -> Option<Self> {
         if before.pid != after.pid || before.started_unix_s != after.started_unix_s {
             return None;

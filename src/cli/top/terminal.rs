@@ -1,8 +1,8 @@
 //! The terminal: taken over, drawn on, and given back whatever happens.
 //!
-//! Invariants: it is given back when the [`Terminal`] is dropped, when this process panics, and
-//! before it is stopped or ended by a signal. Nothing that is drawn depends on the terminal going
-//! on from where it was: every line is put where it belongs, as long as the terminal is wide.
+//! Invariants: the terminal is given back when the [`Terminal`] is dropped, when this process
+//! panics, and before a signal stops or ends it. Nothing that is drawn depends on where the cursor
+//! was: every line has its place, and is as wide as the terminal.
 
 use crate::error::{Context, Result};
 use rustix::termios::{
@@ -19,33 +19,34 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
-/// The other screen, no cursor, no wrapping at the right.
+/// The alternate screen, no cursor, no wrapping at the right.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J";
 /// All of that undone.
 const LEAVE: &str = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l";
 
-/// How the terminal was before, as long as it is taken over; nothing is known of one without keys.
+/// The terminal's settings from before it was taken over, while it is; the inner `None`: there are
+/// no keys.
 static BEFORE: Mutex<Option<Option<Termios>>> = Mutex::new(None);
 static HOOK: Once = Once::new();
 
 /// The terminal of this process, taken over.
 pub struct Terminal {
-    /// What is on it now.
+    /// The lines on the terminal now.
     shown: Vec<String>,
     size: (usize, usize),
     keys: bool,
 }
 
 impl Terminal {
-    /// Takes it over.
+    /// Takes the terminal over.
     ///
     /// # Errors
-    /// When it is none.
+    /// There is no terminal.
     pub fn enter() -> Result<Self> {
         HOOK.call_once(|| {
             let next = std::panic::take_hook();
             std::panic::set_hook(Box::new(move |info| {
-                // Else its message would vanish with the other screen.
+                // Otherwise the message would vanish with the alternate screen.
                 leave();
                 next(info);
             }));
@@ -55,12 +56,12 @@ impl Terminal {
         Ok(Self { shown: Vec::new(), size: size(), keys })
     }
 
-    /// Where keys come from, while they do.
+    /// The descriptor that keys come from, until its input ends.
     pub fn keys(&self) -> Option<BorrowedFd<'static>> {
         self.keys.then(rustix::stdio::stdin)
     }
 
-    /// The bytes that were typed; there must be some.
+    /// The bytes that were typed. The descriptor of [`Terminal::keys`] must be readable.
     pub fn typed(&mut self) -> Vec<u8> {
         let mut bytes = [0; 256];
         match rustix::io::read(rustix::stdio::stdin(), &mut bytes) {
@@ -78,11 +79,11 @@ impl Terminal {
         self.size
     }
 
-    /// Looks how large it is now, and forgets what is on it, which another program may have
+    /// Asks for the terminal's size again, and forgets its content, which another program may have
     /// changed.
     ///
     /// # Errors
-    /// When it is gone.
+    /// When the terminal is gone.
     pub fn redraw(&mut self) -> io::Result<()> {
         self.size = size();
         self.shown.clear();
@@ -92,7 +93,7 @@ impl Terminal {
     /// Draws lines, each with its colours, as wide as the terminal.
     ///
     /// # Errors
-    /// When it is gone.
+    /// When the terminal is gone.
     pub fn draw(&mut self, lines: Vec<String>) -> io::Result<()> {
         let mut out = String::new();
         if self.shown.is_empty() {
@@ -129,14 +130,14 @@ impl Drop for Terminal {
     }
 }
 
-/// Takes the terminal over, or once more if something has changed it meanwhile.
+/// Takes the terminal over, or takes it again after another program has changed it.
 fn enter(keys: bool) -> io::Result<()> {
     let mut before = BEFORE.lock().unwrap_or_else(PoisonError::into_inner);
     let stdin = rustix::stdio::stdin();
     let now = if keys { Some(tcgetattr(stdin)?) } else { None };
     let mut raw = before.get_or_insert_with(|| now.clone()).clone();
     if let Some(raw) = &mut raw {
-        // Signals stay keys; XON and XOFF do not: a stopped terminal would stop us.
+        // Keys still send signals; XON and XOFF do not work: a stopped terminal would stop us.
         raw.local_modes &= !(LocalModes::ICANON | LocalModes::ECHO);
         raw.input_modes &= !InputModes::IXON;
         raw.special_codes[SpecialCodeIndex::VMIN] = 1;
@@ -162,7 +163,7 @@ fn put(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// Columns and rows of the terminal; what a terminal has that does not say so.
+/// Columns and rows of the terminal; 80 and 24 if it does not tell.
 fn size() -> (usize, usize) {
     match tcgetwinsize(io::stdout()) {
         Ok(size) if size.ws_col > 0 && size.ws_row > 0 => (size.ws_col.into(), size.ws_row.into()),
@@ -170,28 +171,28 @@ fn size() -> (usize, usize) {
     }
 }
 
-/// Signals that came, for a loop that waits for other things, too.
+/// Caught signals, for a loop that waits for other events, too.
 pub struct Signals {
-    /// Readable when one came.
+    /// Readable after a signal.
     woken: UnixStream,
     ended: Arc<AtomicBool>,
     paused: Arc<AtomicBool>,
     resized: Arc<AtomicBool>,
 }
 
-/// What signals ask for.
+/// What a signal asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// To end.
     End,
     /// To stop until told to go on.
     Pause,
-    /// To look at the terminal anew.
+    /// To ask for the terminal's size and draw again.
     Redraw,
 }
 
 impl Signals {
-    /// Catches those that matter to a program that has taken over a terminal.
+    /// Catches the signals that matter to a program that has taken over a terminal.
     ///
     /// # Errors
     /// When the system refuses.
@@ -199,7 +200,7 @@ impl Signals {
         catch().context("cannot catch signals")
     }
 
-    /// What has come since this was asked before.
+    /// A request that signals have made since the last call.
     pub fn asked(&mut self) -> Option<Asked> {
         let mut bytes = [0; 64];
         while self.woken.read(&mut bytes).is_ok_and(|n| n > 0) {}
@@ -227,7 +228,7 @@ fn catch() -> io::Result<Signals> {
         (&[SIGWINCH, SIGCONT], &resized),
     ] {
         for signal in signals {
-            // First what came, then that something came.
+            // Set the flag first, then wake the loop.
             signal_hook::flag::register(*signal, Arc::clone(flag))?;
             low_level::pipe::register(*signal, wake.try_clone()?)?;
         }

@@ -1,4 +1,4 @@
-//! The daemon's side: the link to the memory holder, and what was kept for it.
+//! The daemon's side: the connection to the memory holder, and the memory that was kept.
 
 use super::wire::{bound, receive, send, unbound};
 use super::{Answer, Manifest, Say};
@@ -20,16 +20,16 @@ use std::time::Duration;
 
 /// How long a memory holder may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long to wait before a memory holder that can't be started is tried again.
+/// Pause before a memory holder that can't be started is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The memory of a volume, and what it is.
+/// The memory of a volume, with its description.
 pub struct Kept {
-    /// What the files are.
+    /// Describes the files.
     pub manifest: Manifest,
     /// The files themselves.
     pub memory: Memory,
-    /// To the memory holder, if there is one.
+    /// The connection to the memory holder, if there is one.
     link: Option<OwnedFd>,
 }
 
@@ -39,11 +39,12 @@ impl Kept {
         Self { manifest, memory, link: None }
     }
 
-    /// Asks the memory holder that listens on `socket`; `None` when there is none. From now on the
-    /// memory holder takes this process for the daemon, as long as the connection lasts.
+    /// Asks the memory holder that listens on `socket` for its memory; `None` if there is none.
+    /// From now on the memory holder takes this process for the daemon, as long as the connection
+    /// lasts.
     ///
     /// # Errors
-    /// When it does not answer, or speaks another version.
+    /// The memory holder does not answer, or uses another version.
     pub fn find(socket: &Path) -> Result<Option<Self>> {
         let Some(link) = reach(socket)? else { return Ok(None) };
         send(&link, Say::Give, &[])?;
@@ -58,8 +59,8 @@ impl Kept {
         }
     }
 
-    /// Whether a memory holder listens on `socket`. Does not block: a memory holder that has no
-    /// time is there, too.
+    /// Whether a memory holder listens on `socket`. Does not block: a busy memory holder counts,
+    /// too.
     pub fn is_there(socket: &Path) -> bool {
         use rustix::io::Errno;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -69,13 +70,13 @@ impl Kept {
     }
 }
 
-/// Ends the memory holder that listens on `socket`, and with it the memory that it has.
+/// Ends the memory holder that listens on `socket`, and so frees its memory.
 ///
 /// # Errors
-/// When it does not answer.
+/// The memory holder does not answer.
 pub fn end(socket: &Path) -> Result<()> {
     let Some(link) = reach(socket)? else {
-        let _ = std::fs::remove_file(socket); // of one that died
+        let _ = std::fs::remove_file(socket); // the socket of a memory holder that died
         return Ok(());
     };
     send(&link, Say::End, &[])?;
@@ -91,7 +92,7 @@ fn reach(socket: &Path) -> Result<Option<OwnedFd>> {
     let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
     let link = socket_with(kind.0, kind.1, kind.2, None).context(what())?;
     let address = SocketAddrUnix::new(socket).context(what())?;
-    // Connecting waits as well, while too many others do.
+    // Connecting waits, too, while too many others do.
     bound(&link, PATIENCE)?;
     match rustix::io::retry_on_intr(|| connect(&link, &address)) {
         Err(Errno::NOENT | Errno::CONNREFUSED) => Ok(None),
@@ -100,7 +101,7 @@ fn reach(socket: &Path) -> Result<Option<OwnedFd>> {
     }
 }
 
-/// The memory holder of a running daemon; another takes its place if it dies.
+/// The memory holder of a running daemon. If it dies, another one is started.
 pub struct MemoryHolder {
     watch: Arc<Watch>,
     thread: Option<JoinHandle<()>>,
@@ -113,30 +114,30 @@ struct Watch {
     now: Mutex<Option<Link>>,
 }
 
-/// A connection to a memory holder, which ends when either side does.
+/// A connection to a memory holder; it ends when either side ends.
 struct Link {
     socket: Arc<OwnedFd>,
-    /// Unless an earlier daemon started it.
+    /// `None` if an earlier daemon started the memory holder.
     child: Option<Child>,
 }
 
 impl Link {
-    /// Ends a memory holder that is dead or not needed any more. One that an earlier daemon started
-    /// ends by itself: it has neither a daemon nor a socket by which one could come.
+    /// Ends a memory holder that is dead or no longer needed. One that an earlier daemon started
+    /// ends by itself: it has neither a daemon nor a socket for the next one.
     fn end(&mut self) {
-        let _ = shutdown(&*self.socket, Shutdown::Both); // it may be gone
+        let _ = shutdown(&*self.socket, Shutdown::Both); // the memory holder may be gone
         if let Some(child) = &mut self.child {
-            let _ = child.kill(); // likewise
+            let _ = child.kill(); // it may be gone, too
             let _ = child.wait();
         }
     }
 }
 
 impl MemoryHolder {
-    /// Has memory kept: goes on with the memory holder that it came from, or makes one.
+    /// Has memory kept: by the memory holder that it came from, or by a new one.
     ///
     /// # Errors
-    /// When that can't be.
+    /// The memory holder can't be started or reached.
     pub fn start(kept: Kept, socket: PathBuf) -> Result<Self> {
         let Kept { manifest, memory, link } = kept;
         let watch = Watch { manifest, memory, socket, now: Mutex::new(None) };
@@ -157,25 +158,25 @@ impl MemoryHolder {
 }
 
 impl MemoryHolder {
-    /// Has another process keep the memory if the socket of the one that does was removed, so that
-    /// no later daemon would find it.
+    /// Starts another memory holder if the socket of the present one was removed, because no later
+    /// daemon would find it.
     ///
     /// # Errors
-    /// When none can be started; then the present one goes on.
+    /// No process can be started; then the present one goes on.
     pub fn renew(&self) -> Result<()> {
         self.watch.renew()
     }
 }
 
 impl Drop for MemoryHolder {
-    /// Stops watching. The memory holder stays, and takes the daemon for gone.
+    /// Stops watching. The memory holder stays, and sees that the daemon is gone.
     fn drop(&mut self) {
         if let Some(link) = self.watch.now.lock().take() {
-            let _ = shutdown(&*link.socket, Shutdown::Both); // it may be gone
+            let _ = shutdown(&*link.socket, Shutdown::Both); // the memory holder may be gone
         }
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            let _ = thread.join(); // it has nothing to say
+            let _ = thread.join(); // the thread returns nothing
         }
     }
 }
@@ -186,7 +187,7 @@ impl Watch {
             let Some(socket) = self.now.lock().as_ref().map(|link| link.socket.clone()) else {
                 return;
             };
-            // Nothing comes but the end.
+            // The memory holder sends nothing here: only the end of the connection comes.
             match recv(&*socket, &mut [0u8; 1], RecvFlags::empty()) {
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
                 _ => self.replace(&socket),
@@ -194,8 +195,8 @@ impl Watch {
         }
     }
 
-    /// Has another memory holder take the place of the one behind `socket`, which died, unless one
-    /// has done so or that was the end of watching.
+    /// Starts another memory holder in place of the dead one behind `socket`, unless another thread
+    /// has done so or watching has ended.
     fn replace(&self, socket: &Arc<OwnedFd>) {
         let mut now = self.now.lock();
         let Some(dead) = now.as_mut().filter(|link| Arc::ptr_eq(&link.socket, socket)) else {
@@ -204,7 +205,7 @@ impl Watch {
         dead.end();
         match self.launch() {
             Ok(link) => {
-                let _ = unbound(&link.socket); // else it is only looked at now and then
+                let _ = unbound(&link.socket); // on failure, `recv` times out and is repeated
                 crate::daemon::log::line("the memory holder was gone; there is another");
                 *now = Some(link);
             }
@@ -249,7 +250,7 @@ impl Watch {
         match self.deposit(&ours) {
             Ok(()) => Ok(Link { socket: Arc::new(ours), child: Some(child) }),
             Err(e) => {
-                let _ = child.kill(); // it may have ended
+                let _ = child.kill(); // the memory holder may have ended
                 let _ = child.wait();
                 Err(Error::failure(format!("{}: {e}", what())))
             }

@@ -1,11 +1,11 @@
 //! The memory holder's own process: `ztier keeper NAME`, started by a daemon.
 //!
-//! One thread, one loop: it waits for the daemon's end, for connections, and for what these say.
-//! Before it answers the first message it has everything that it needs; nothing later can fail for
-//! want of memory or files.
+//! A loop in one thread waits for the daemon's end, for connections, and for their messages. Before
+//! it answers the first message it has all that it needs; nothing later can fail for lack of memory
+//! or files.
 //!
-//! Invariant: no client is waited for: it has a place while it is silent, and when there is none
-//! left, the client that came first gives its place to the next.
+//! Invariant: it never waits for a client. A silent client has a place; if none is left, the oldest
+//! client loses its place to the next.
 
 use super::wire::{bound, receive, send};
 use super::{Answer, Manifest, Say};
@@ -21,23 +21,23 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How often one without a daemon looks whether the next could still find it.
+/// Interval between checks, without a daemon, whether the next daemon could still find it.
 const LOOK: Duration = Duration::from_secs(5);
-/// How long a client may take to say what it wants, and to take the answer.
+/// How long a client may take to send its message, and to receive the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How many clients may be silent at once.
+/// The most clients that may be silent at once.
 const MOST_CLIENTS: usize = 16;
-/// How many connections wait to be accepted.
+/// The most connections that wait to be accepted.
 const BACKLOG: i32 = 128;
-/// How long the memory holder accepts no client after it could not accept one.
+/// How long the memory holder accepts no client after an accept failed.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Runs the memory holder in this process, whose standard input is a socket to the daemon.
 ///
 /// # Errors
-/// When what it shall keep does not arrive, or its socket can't be made.
+/// The memory files do not arrive, or its socket can't be made.
 pub fn main() -> Result<()> {
-    // Fails only for a process that leads its group already, which is as good.
+    // Fails only for a process that already leads its group, which is equivalent.
     let _ = rustix::process::setsid();
     let daemon = std::io::stdin().as_fd().try_clone_to_owned().context("cannot use the input")?;
     bound(&daemon, PATIENCE)?;
@@ -60,13 +60,13 @@ pub fn main() -> Result<()> {
         }
     };
     crate::system::reclaim::prepare_for_reclaim();
-    // It must answer also when swap is what it keeps the memory of. Without the right to, it is
-    // as good for everything else.
+    // The memory holder must answer even if it keeps the memory of swap. Without the right to lock
+    // memory it still works for other uses.
     let _ = rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::ONFAULT);
     let told = keeping.daemon.iter().try_for_each(|daemon| send(daemon, Answer::Done, &[]));
     match told {
         Ok(()) => keeping.serve(),
-        // A daemon that died by now had nothing in memory yet, and what it left may be removed
+        // A daemon that died by now had nothing in memory yet, and its leftovers may be removed
         // already.
         Err(_) => keeping.vanish(),
     }
@@ -79,13 +79,13 @@ struct Keeping {
     files: Vec<OwnedFd>,
     path: PathBuf,
     socket: OwnedFd,
-    /// Device and inode of the socket's file, by which others come.
+    /// Device and inode of the socket's file, by which others connect.
     place: (u64, u64),
-    /// The daemon's end, while there is a daemon.
+    /// The daemon's connection; `None` while there is no daemon.
     daemon: Option<OwnedFd>,
-    /// Clients that have said nothing yet, and until when they may.
+    /// Clients that have sent nothing yet, and their deadlines.
     silent: Vec<(OwnedFd, Instant)>,
-    /// Keeps the memory from being swapped out while there is no daemon that does.
+    /// Keeps the memory from being swapped out while no daemon does.
     locked: Vec<Locked>,
 }
 
@@ -125,7 +125,7 @@ impl Keeping {
             let connects = happened(&fds[0]);
             let speak: Vec<bool> = fds[1..=self.silent.len()].iter().map(happened).collect();
             if fds.get(1 + speak.len()).is_some_and(happened) {
-                // It says nothing on this connection as long as it lives.
+                // A living daemon sends nothing on this connection.
                 self.daemon = None;
                 self.lock();
             }
@@ -138,19 +138,19 @@ impl Keeping {
         }
     }
 
-    /// How long to wait for something to happen; `None`: for ever.
+    /// How long to wait for the next event; `None`: without limit.
     fn patience(&self) -> Option<Timespec> {
         let until = self.silent.first().map(|(_, until)| *until);
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        // A moment more, so that its time is over by then.
+        // One millisecond more, so that the deadline has passed by then.
         let left = left.map(|left| left + Duration::from_millis(1));
         let looks = self.daemon.is_none().then_some(LOOK);
         let wait = left.into_iter().chain(looks).min()?;
         Timespec::try_from(wait).ok()
     }
 
-    /// Hears the clients that `speak`, and hangs up on those whose time is over. Says whether one
-    /// of them has ended this memory holder.
+    /// Answers the clients that `speak`, and hangs up on those whose deadline has passed. Returns
+    /// whether one of them has ended this memory holder.
     fn hear(&mut self, speak: &[bool]) -> bool {
         let now = Instant::now();
         let all = std::mem::replace(&mut self.silent, Vec::with_capacity(MOST_CLIENTS));
@@ -166,7 +166,7 @@ impl Keeping {
         false
     }
 
-    /// Takes one client that connects.
+    /// Accepts one client.
     fn accept(&mut self) {
         if self.silent.len() == MOST_CLIENTS {
             self.silent.remove(0);
@@ -176,20 +176,20 @@ impl Keeping {
                 self.silent.push((peer, Instant::now() + PATIENCE));
             }
             Ok(_) => {}
-            // Without a descriptor: one of those that are silent has one.
+            // Without a free descriptor: cut off a silent client, which has one.
             Err(_) if !self.silent.is_empty() => drop(self.silent.remove(0)),
             Err(_) => std::thread::sleep(PAUSE),
         }
     }
 
-    /// Removes the socket, if it still is this one's.
+    /// Removes the socket, if it still is this process's.
     fn vanish(&self) {
         if place_of(&self.path) == Some(self.place) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 
-    /// Hears a client of which a packet has come. Says whether that was the end.
+    /// Answers a client that has sent a packet. Returns whether this ends the memory holder.
     fn answer(&mut self, peer: OwnedFd) -> Result<bool> {
         let said = receive(&peer)?;
         if let Err(e) = admit(&peer) {
@@ -206,7 +206,7 @@ impl Keeping {
                 Ok(false)
             }
             Some((Say::End, _)) => {
-                // Gone for good before it is said to be.
+                // Gone for good before the answer says so.
                 let _ = std::fs::remove_file(&self.path);
                 self.locked.clear();
                 self.files.clear();
@@ -221,8 +221,8 @@ impl Keeping {
         }
     }
 
-    /// Locks all memory, where it could be swapped out otherwise. Best effort: without the right to
-    /// lock, the daemon could not either.
+    /// Locks all memory that could be swapped out otherwise. Best effort: without the right to
+    /// lock, the daemon could not lock it either.
     fn lock(&mut self) {
         if !self.manifest.resident {
             self.locked = self.files.iter().filter_map(Locked::new).collect();
@@ -230,7 +230,7 @@ impl Keeping {
     }
 }
 
-/// A whole memory file, mapped and locked. Nothing reads or writes through the mapping.
+/// A whole memory file, mapped and locked. No access goes through the mapping.
 struct Locked {
     base: *mut std::ffi::c_void,
     len: usize,
@@ -247,7 +247,7 @@ impl Locked {
         let locked = Self { base, len };
         // SAFETY: advice on our own mapping changes no contents.
         let _ = unsafe { rustix::mm::madvise(base, len, rustix::mm::Advice::LinuxDontDump) };
-        // Only what there is: locking the whole range would fill the file's holes.
+        // Lock only what is allocated: locking the whole range would fill the file's holes.
         // SAFETY: our own mapping; locking changes no contents.
         unsafe { rustix::mm::mlock_with(base, len, MlockFlags::ONFAULT) }.ok()?;
         let mut at = 0;
@@ -265,7 +265,7 @@ impl Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and unused.
+        // SAFETY: the mapping belongs to this value and is unused.
         let _ = unsafe { rustix::mm::munmap(self.base, self.len) };
     }
 }

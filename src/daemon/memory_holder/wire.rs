@@ -1,4 +1,4 @@
-//! Packets with descriptors: one JSON value each, over Unix sockets that keep packets apart.
+//! Packets with descriptors: one JSON value each, over Unix sockets that keep packet boundaries.
 
 use super::VERSION;
 use crate::error::{Context, Error, Result};
@@ -15,9 +15,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// Descriptors in a packet, at most.
+/// The most descriptors in a packet.
 const FILES_MAX: usize = 16;
-/// Bytes in a packet, at most.
+/// The most bytes in a packet.
 const LONGEST: usize = 16 << 10;
 
 #[derive(Serialize, Deserialize)]
@@ -27,14 +27,14 @@ struct Packet<T> {
     body: T,
 }
 
-/// Bounds how long [`send`] and [`receive`] on `socket` wait.
+/// Limits how long [`send`] and [`receive`] on `socket` wait.
 pub(super) fn bound(socket: &OwnedFd, patience: Duration) -> Result<()> {
     let what = "cannot bound the waiting on a socket";
     set_socket_timeout(socket, Timeout::Send, Some(patience)).context(what)?;
     set_socket_timeout(socket, Timeout::Recv, Some(patience)).context(what)
 }
 
-/// Lets [`receive`] on `socket` wait for ever.
+/// Lets [`receive`] on `socket` wait without limit.
 pub(super) fn unbound(socket: &OwnedFd) -> Result<()> {
     set_socket_timeout(socket, Timeout::Recv, None).context("cannot wait on a socket")
 }
@@ -42,10 +42,10 @@ pub(super) fn unbound(socket: &OwnedFd) -> Result<()> {
 /// Sends one packet.
 ///
 /// # Errors
-/// The system's.
+/// The system call fails.
 ///
 /// # Panics
-/// When there are more files than fit a packet.
+/// More files than fit in a packet.
 pub(super) fn send(socket: &OwnedFd, body: impl Serialize, files: &[BorrowedFd<'_>]) -> Result<()> {
     let what = "cannot send to the memory holder";
     let text = serde_json::to_vec(&Packet { v: VERSION, body }).context(what)?;
@@ -53,17 +53,17 @@ pub(super) fn send(socket: &OwnedFd, body: impl Serialize, files: &[BorrowedFd<'
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fits = files.is_empty() || control.push(SendAncillaryMessage::ScmRights(files));
     assert!(fits && text.len() <= LONGEST, "a packet holds {FILES_MAX} files");
-    // A wait that is bounded ends when it is interrupted: the kernel does not take it up again,
-    // whatever handlers ask for. So below.
+    // A signal ends a wait with a timeout: the kernel does not restart it, even with `SA_RESTART`.
+    // The same holds in `receive`.
     let mut send = || sendmsg(socket, &[IoSlice::new(&text)], &mut control, SendFlags::NOSIGNAL);
     retry_on_intr(&mut send).context(what)?;
     Ok(())
 }
 
-/// Receives one packet; `None` when the other side is gone.
+/// Receives one packet; `None` if the peer is gone.
 ///
 /// # Errors
-/// The system's, a packet of another version, or one that is none.
+/// The system call fails, or the packet is of another version or not understood.
 pub(super) fn receive<T: DeserializeOwned>(socket: &OwnedFd) -> Result<Option<(T, Vec<OwnedFd>)>> {
     let what = "cannot hear the memory holder";
     let mut text = vec![0; LONGEST];

@@ -1,4 +1,5 @@
-//! One thread's way into a volume in memory: the choice to share the work, buffers on the budget.
+//! One thread's access to a volume in memory: shares large requests with helpers, counts the
+//! front-end's buffers.
 
 use super::Volume;
 use super::io_context::IoContext;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 pub(super) struct VolumeThread {
     volume: Arc<Volume>,
     io: IoContext,
-    /// Bytes of the front-end's buffers.
+    /// Bytes of the front-end's buffers, as counted in the budget.
     buffers: u64,
 }
 
@@ -68,8 +69,8 @@ impl Engine for VolumeThread {
         self.io.zero(self.volume.ram(), offset, len, keep)
     }
 
-    /// Memory is as durable as this volume gets. What a write acknowledged, every later read on any
-    /// thread sees.
+    /// Memory is as durable as this volume gets. Every later read on any thread sees an
+    /// acknowledged write.
     fn flush(&mut self) -> Result<(), IoError> {
         Ok(())
     }
@@ -84,7 +85,7 @@ impl Engine for VolumeThread {
     fn count_buffers(&mut self, bytes: u64) {
         if bytes != self.buffers {
             let ram = self.volume.ram();
-            // Without room they are had all the same: a client must be able to discard.
+            // Exceed the limit if necessary: a client must be able to discard.
             if bytes > self.buffers {
                 ram.make_room(bytes - self.buffers);
             }
@@ -104,14 +105,14 @@ impl Engine for VolumeThread {
 }
 
 impl VolumeThread {
-    /// For the thread that calls this.
+    /// The context of the calling thread.
     pub(super) fn new(volume: Arc<Volume>, session: Session) -> Self {
         ready_to_wait();
         Self { volume, io: IoContext::new(session), buffers: 0 }
     }
 }
 
-/// A channel of a volume that has no place for one more thread: every request fails.
+/// The channel if the store has no place for one more thread: every request fails.
 pub(super) struct Refused;
 
 impl Channel for Refused {

@@ -1,4 +1,4 @@
-//! The cleaner thread: cleans when no request writes, and returns what is not needed.
+//! The cleaner thread: cleans while no request writes, and returns unused memory.
 
 use super::Volume;
 use crate::device::worker::Worker;
@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How often the thread looks.
+/// Interval between checks.
 const TICK: Duration = Duration::from_millis(100);
 /// A volume that opened no segment for this long is quiet.
 const QUIET: Duration = Duration::from_millis(500);
-/// After this long without a new segment all cleaning is done, and the thread looks less often.
+/// After this long without a new segment all cleaning is done, and the thread checks less often.
 const IDLE: Duration = Duration::from_secs(20);
-/// How often the thread looks at an idle volume: a machine at rest should stay at rest.
+/// Interval between checks of an idle volume: an idle machine should stay idle.
 const IDLE_TICK: Duration = Duration::from_secs(1);
 
 /// Starts the thread.

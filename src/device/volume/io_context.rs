@@ -1,6 +1,6 @@
-//! One thread's way through the blocks of a volume: pieces, read-modify-write, zeroing.
+//! One thread's reads and writes on the blocks of a volume: pieces, read-modify-write, zeroing.
 //!
-//! Invariant: an I/O context belongs to one thread at a time, and owns all memory that it needs.
+//! Invariant: one thread at a time uses an I/O context, which owns all memory that it needs.
 
 use crate::BLOCK_SIZE;
 use crate::GROUP;
@@ -11,7 +11,7 @@ use crate::ram::store::Session;
 use crate::ram::store::index::LEAF;
 use std::ops::Range;
 
-/// A session, and the block of a read-modify-write.
+/// A session, and the buffer for a read-modify-write.
 pub(super) struct IoContext {
     pub(super) session: Session,
     block: Box<[u8; BLOCK_SIZE]>,
@@ -53,7 +53,8 @@ impl IoContext {
         })
     }
 
-    /// Moves the part of a request of `offset` that begins `at` bytes into it, through `part`.
+    /// Moves a part of the request at `offset` through the buffer `part`; it begins `at` bytes into
+    /// the request.
     pub(super) fn ship(
         &mut self,
         ram: &Ram,
@@ -76,8 +77,8 @@ impl IoContext {
         }
     }
 
-    /// Read-modify-write: the change is compressed outside of the lock and published only if the
-    /// block is still what was read.
+    /// Read-modify-write: compresses the changed block without the lock, and publishes it only if
+    /// the block was not written meanwhile.
     fn modify(
         &mut self,
         ram: &Ram,
@@ -93,9 +94,8 @@ impl IoContext {
         }
     }
 
-    /// Makes a range read as zeros: holes, or with `keep` written zeros. Whole blocks go first: a
-    /// block of which a part stays is written anew, and a full volume has room for it in what they
-    /// give back.
+    /// Zeroes a range: makes holes, or with `keep` written zeros. Whole blocks go first: a partial
+    /// block is written anew, and in a full volume the whole blocks free the room for that.
     pub(super) fn zero(
         &mut self,
         ram: &Ram,
@@ -119,8 +119,8 @@ impl IoContext {
         Ok(())
     }
 
-    /// Zeroes the whole leaves at the start of `blocks`, and says where it ended. `None` when they
-    /// begin none.
+    /// Zeroes the whole leaves at the start of `blocks`, and returns the block behind them. `None`
+    /// if no whole leaf begins there.
     fn zero_leaves(&mut self, ram: &Ram, blocks: Range<u64>, keep: bool) -> Option<u64> {
         let leaves = blocks.start / LEAF..blocks.end / LEAF;
         if !blocks.start.is_multiple_of(LEAF) || leaves.is_empty() {
@@ -143,7 +143,7 @@ impl IoContext {
         Some(leaves.end * LEAF)
     }
 
-    /// Zeroes `blocks` up to the end of the leaf of the first, and says where it ended.
+    /// Zeroes `blocks` up to the end of the first block's leaf, and returns the block behind them.
     fn zero_within_leaf(&mut self, ram: &Ram, blocks: Range<u64>, keep: bool) -> u64 {
         let end = blocks.end.min((blocks.start / LEAF + 1) * LEAF);
         let mut at = blocks.start;

@@ -1,8 +1,8 @@
-//! A volume in compressed memory, and the threads that work on it: helpers for large requests,
-//! cleaning, spilling, recompressing, keeping memory ready.
+//! A volume in compressed memory, and its threads: helpers for large requests, the cleaner, the
+//! spiller, the recompressor, and the thread that refills the mempool.
 //!
-//! Invariant: every thread works through a [`Channel`] or a session of its own, of which there are
-//! at most [`THREADS_MAX`] for front-ends; no thread waits for another to find one.
+//! Invariant: every thread works through its own [`Channel`] or session. Front-ends have at most
+//! [`THREADS_MAX`] of them; no thread waits for another one to free a session.
 
 mod channel;
 mod cleaner;
@@ -37,102 +37,103 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use std::sync::{Arc, OnceLock};
 use worker_pool::WorkerPool;
 
-/// How memory files are laid out: entries, records, tables, and what each file is called. Counts up
-/// with every change, so that no program takes over what another lays out differently.
+/// The layout of memory files: entries, records, tables, and the name of each file. Every change
+/// increments it, so that no program takes over memory of another layout.
 pub const MEMORY_LAYOUT: u32 = 4;
 
-/// Places that [`Device::extents`] looks at in one call, so that no caller waits for long.
+/// Blocks or leaves that one call of [`Device::extents`] looks at, so that no caller waits for
+/// long.
 const EXTENTS_LOOK: u32 = 16 << 10;
-/// Threads that need a place in the store and serve no front-end: the cleaner, the spiller, the
+/// Threads that need a session of the store but serve no front-end: the cleaner, the spiller, the
 /// recompressor, the inspector, the flusher of a daemon that leaves, and the helpers.
 const OWN_THREADS: usize = 5 + worker_pool::HELPERS_MAX;
-/// The most threads that can serve a volume at once: every one of them finds a place.
+/// The most threads that can serve a volume at once. Each of them gets a session.
 pub const THREADS_MAX: usize = PARTICIPANTS_MAX - OWN_THREADS;
 
 /// The largest device, in bytes: 16 TiB.
 pub const SIZE_MAX: u64 = BLOCKS_MAX * BLOCK_SIZE as u64;
 
-/// What a volume is made of.
+/// Settings of a volume.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Size of the device in bytes: a multiple of 4096, 4096 to [`SIZE_MAX`].
     pub size: u64,
     /// Limit on all memory of the volume, in bytes: at least [`min_ram_limit`].
     pub ram_limit: u64,
-    /// The most that the limit can ever be raised to, in bytes: address space, not memory. Raised
-    /// to `ram_limit` when it is less. Memory that is taken over says itself what that is.
+    /// The highest limit that the volume can ever get, in bytes: address space, not memory. Raised
+    /// to `ram_limit` if it is less. Memory that is taken over keeps its own maximum.
     pub ram_limit_max: u64,
     /// Bytes in a segment: a power of two, 32 KiB to 16 MiB.
     pub segment: u32,
     /// How blocks are compressed.
     pub algorithm: Algorithm,
-    /// Keep all memory of the volume resident, so that it may carry swap.
+    /// Keep all memory of the volume resident, so that the volume may carry swap.
     pub lock_memory: bool,
 }
 
-/// A block device in compressed memory. Shared by all front-ends; every thread works through a
-/// [`Channel`] of its own.
+/// A block device in compressed memory. All front-ends share it; every thread works through its own
+/// [`Channel`].
 pub struct Volume {
     ram: Ram,
     size: AtomicU64,
-    /// Serializes changes of the size.
+    /// Serializes [`Volume::grow`].
     growing: Mutex<()>,
     accounts: Accounts,
-    /// For questions that no front-end's thread asks.
+    /// Session for calls from threads without a channel.
     inspector: Mutex<Option<Session>>,
     workers: Mutex<Vec<Worker>>,
-    /// Shared by the volume's own threads, each while it moves data; an audit has it alone.
+    /// The volume's own threads share it, each while it moves data; an audit locks it exclusively.
     turns: RwLock<()>,
     pool: OnceLock<WorkerPool>,
     orders: packer::Orders,
 }
 
-/// The least limit, in bytes, under which a device of `size` bytes with segments of `segment` bytes
-/// works: tables, the cleaner's reserve, and a few segments to write into.
+/// The least limit, in bytes, for a device of `size` bytes with segments of `segment` bytes:
+/// tables, the cleaner's reserve, and a few segments to write into.
 pub fn min_ram_limit(size: u64, segment: u32) -> u64 {
     let directory = (size.div_ceil(LEAF * BLOCK_SIZE as u64) * 8).next_multiple_of(4096);
     directory + (RESERVE_SEGMENTS + 4) * u64::from(segment) + (4 << 20)
 }
 
-/// What data that does not shrink takes beside itself is one part in so many of it: index leaves,
-/// record headers, ends of segments, and the garbage without which nothing can be cleaned.
+/// Incompressible data has an overhead of one part in `BESIDE_FULL`: index leaves, record headers,
+/// ends of segments, and the garbage that cleaning needs.
 const BESIDE_FULL: u64 = 16;
 
-/// What `size` bytes of data take, beside what [`min_ram_limit`] counts, if none of it shrinks.
+/// Bytes of memory that `size` bytes of incompressible data take, beside [`min_ram_limit`].
 pub fn ram_in_full(size: u64) -> u64 {
     size + size / BESIDE_FULL
 }
 
-/// The inverse of [`ram_in_full`]: how many bytes of data `ram` bytes hold if none of it shrinks.
+/// The inverse of [`ram_in_full`]: the bytes of incompressible data that `ram` bytes hold.
 pub fn held_in_full(ram: u64) -> u64 {
     (u128::from(ram) * u128::from(BESIDE_FULL) / u128::from(BESIDE_FULL + 1)) as u64
 }
 
-/// The least limit, in bytes, under which a device of `size` bytes works above a spill device.
+/// The least limit, in bytes, for a device of `size` bytes above a spill device.
 pub fn min_ram_limit_above(size: u64, segment: u32) -> u64 {
     min_ram_limit(size, segment) + u64::from(segment)
 }
 
 impl Volume {
-    /// Makes an empty volume and starts the thread that keeps its memory near its payload.
+    /// Makes an empty volume and starts its threads.
     ///
     /// # Errors
-    /// An option out of its range (usage), or no address space, or no right to lock memory
-    /// (failure).
+    /// An option is out of its range (usage); or address space is missing, or the right to lock
+    /// memory (failure).
     pub fn create(options: &Options) -> Result<Arc<Self>> {
         Self::create_in(options, &Memory::default())
     }
 
-    /// As [`Volume::create`], in `memory`; with what is in it, if another process had it before.
+    /// As [`Volume::create`], in `memory`. Takes over what another process left there.
     ///
     /// # Errors
-    /// As [`Volume::create`], and when the memory is not of such a volume.
+    /// As [`Volume::create`], or the memory is not of such a volume.
     pub fn create_in(options: &Options, memory: &Memory) -> Result<Arc<Self>> {
         Self::create_over(options, memory, None)
     }
 
-    /// As [`Volume::create_in`], above a spill device; with what its slots held, if another process
-    /// had the memory before.
+    /// As [`Volume::create_in`], above a spill device. Slots keep their content if another process
+    /// left the memory.
     ///
     /// # Errors
     /// As [`Volume::create_in`].
@@ -155,7 +156,7 @@ impl Volume {
         Ok(volume)
     }
 
-    /// A volume without a thread of its own: only writers clean memory.
+    /// A volume without threads of its own: only writers clean memory.
     ///
     /// # Errors
     /// As [`Volume::create`].
@@ -171,8 +172,8 @@ impl Volume {
         Self::new_over(options, memory, None)
     }
 
-    /// As [`Volume::new_in`], above a spill device; with what its slots held, if another process
-    /// had the memory before.
+    /// As [`Volume::new_in`], above a spill device. Slots keep their content if another process
+    /// left the memory.
     ///
     /// # Errors
     /// As [`Volume::create_in`].
@@ -213,7 +214,7 @@ impl Volume {
     /// Keeps all memory of the volume resident from now on.
     ///
     /// # Errors
-    /// The process may not lock that much.
+    /// The process may not lock this much memory.
     pub fn lock_memory(&self) -> Result<()> {
         self.ram.store().lock_memory()
     }
@@ -233,8 +234,8 @@ impl Volume {
     /// Makes the device larger, at once.
     ///
     /// # Errors
-    /// A size that is smaller, no multiple of 4096, above [`SIZE_MAX`], or too large for the limit
-    /// on memory (usage); no room for its tables (failure). Then nothing changes.
+    /// The size is smaller than now, no multiple of 4096, above [`SIZE_MAX`], or too large for the
+    /// limit on memory (usage); or there is no room for its tables (failure). Then nothing changes.
     pub fn grow(&self, size: u64) -> Result<()> {
         check_size(size)?;
         let _growing = self.growing.lock();
@@ -269,8 +270,8 @@ impl Volume {
     /// Changes the limit on memory, in bytes.
     ///
     /// # Errors
-    /// A limit below [`min_ram_limit`] or above what the volume was made for (usage), or below what
-    /// is stored (failure); then nothing changes.
+    /// The limit is below [`min_ram_limit`] or above [`Options::ram_limit_max`] (usage), or below
+    /// what is stored (failure); then nothing changes.
     pub fn set_ram_limit(&self, bytes: u64) -> Result<()> {
         let shape = self.ram.store().shape();
         let least = self.least_limit(self.size_now());
@@ -292,11 +293,11 @@ impl Volume {
         .hint("discard something (fstrim) or give a higher limit"))
     }
 
-    /// Changes when cold data is recompressed. On a volume without threads of its own, that is only
-    /// before it goes down to a spill device.
+    /// Changes when cold data is recompressed. A volume without threads of its own recompresses
+    /// only data that it spills.
     ///
     /// # Errors
-    /// There is no memory for what that takes; then nothing changes.
+    /// There is no memory for recompression; then nothing changes.
     pub fn set_recompress(&self, when: Recompress) -> Result<()> {
         if !self.ram.recompress_by_itself(when == Recompress::Idle) {
             return Err(no_room_to_recompress());
@@ -305,11 +306,11 @@ impl Volume {
         Ok(())
     }
 
-    /// Has everything recompressed that was not read lately; `recompressing` in the counters says
-    /// when it is.
+    /// Starts to recompress everything that was not read lately. The counter `recompressing` shows
+    /// whether it is still under way.
     ///
     /// # Errors
-    /// There is no memory for what that takes.
+    /// There is no memory for recompression.
     pub fn recompress(&self) -> Result<()> {
         if !self.ram.can_recompress() {
             return Err(no_room_to_recompress());
@@ -318,7 +319,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Requests so far.
+    /// The number of requests so far.
     fn requests(&self) -> u64 {
         self.accounts.requests()
     }
@@ -414,8 +415,8 @@ impl Volume {
         }
     }
 
-    /// Cleans as after a long quiet time, and makes the room that writers find on a volume with a
-    /// spill device, at once.
+    /// Cleans as after a long quiet time, at once. With a spill device, also refills the reserve
+    /// that writers take from.
     pub fn clean_now(&self) {
         self.ram.maintain(true, &|| false);
         if let Some(session) = &*self.inspector.lock() {
@@ -423,7 +424,7 @@ impl Volume {
         }
     }
 
-    /// Takes everything down that can go, for tests of that.
+    /// Spills everything that can be spilled, for tests.
     #[doc(hidden)]
     pub fn spill_now(&self) {
         if let Some(session) = &*self.inspector.lock() {
@@ -431,7 +432,7 @@ impl Volume {
         }
     }
 
-    /// Recompresses everything that was not read lately, for tests of that.
+    /// Recompresses everything that was not read lately, for tests.
     #[doc(hidden)]
     pub fn recompress_now(&self) {
         if !self.ram.can_recompress() {
@@ -443,7 +444,7 @@ impl Volume {
         }
     }
 
-    /// Empties a slot that has any garbage, for tests of that.
+    /// Compacts a slot that has any garbage, for tests.
     #[doc(hidden)]
     pub fn compact_now(&self) {
         if let Some(session) = &*self.inspector.lock() {
@@ -451,40 +452,40 @@ impl Volume {
         }
     }
 
-    /// Flips a bit in the record of a block, for tests of detection. `false` when the block has
-    /// none.
+    /// Flips a bit in the record of a block, for tests of detection. Returns `false` if the block
+    /// has no record.
     #[doc(hidden)]
     pub fn damage(&self, block: u64, bit: u32) -> bool {
         self.ram.store().flip_bit(block, bit)
     }
 
-    /// Damages the index: flips one bit of the entry of `block`, or of the directory's word for its
-    /// leaf. For tests of detection.
+    /// Damages the index: flips one bit of the entry of `block`, or of its leaf's word in the
+    /// directory. For tests of detection.
     pub fn damage_index(&self, block: u64, bit: u32, directory: bool) {
         self.ram.store().index().flip_bit(block, bit, directory);
     }
 
-    /// A turn of one of the volume's own threads. It ends before the thread waits for anything
+    /// A turn of one of the volume's own threads. The thread ends it before it waits for anything
     /// else.
     fn turn(&self) -> RwLockReadGuard<'_, ()> {
         self.turns.read()
     }
 
     /// Recounts everything from the index and compares it with the counters. The volume's own
-    /// threads wait meanwhile: a slot or segment in the hand of one of them would be counted as
-    /// lost. The caller sees to it that no request is under way.
+    /// threads wait meanwhile: a slot or segment that one of them works on would count as lost. The
+    /// caller makes sure that no request is in flight.
     ///
     /// # Errors
-    /// What does not agree.
+    /// The counters do not agree; says which.
     pub fn audit(&self) -> std::result::Result<(), String> {
         let _alone = self.turns.write();
         self.ram.store().audit(self.size_now() / BLOCK_SIZE as u64)?;
         self.ram.store().audit_order()
     }
 
-    /// Ends the volume's own threads. Requests still work after this; only writers clean then.
+    /// Ends the volume's own threads. Requests still work afterwards, and only writers clean.
     pub fn close(&self) {
-        // They end without the lock, which others may want meanwhile.
+        // Threads end without this lock held: others may need it meanwhile.
         let workers = std::mem::take(&mut *self.workers.lock());
         drop(workers);
         if let Some(pool) = self.pool.get() {
@@ -550,7 +551,7 @@ impl Device for Volume {
         while at < end && looked < EXTENTS_LOOK {
             let block = at / BLOCK;
             let kind = self.extent_of(block, session);
-            // A leaf that is not there is of one kind throughout.
+            // An absent leaf is of one kind throughout.
             let absent = !self.ram.store().index().is_present(block / LEAF);
             let next = if absent { (block / LEAF + 1) * LEAF } else { block + 1 };
             looked += 1;
@@ -620,7 +621,7 @@ impl InMemory for Volume {
             return Ok(());
         }
         if self.ram.recompresses() {
-            // Now, before memory is short. Without room for that nothing is recompressed.
+            // Allocate now, before memory is short. Without room, nothing is recompressed.
             self.ram.can_recompress();
         }
         self.ram.begin_mempool(self.size_now() / BLOCK_SIZE as u64)
@@ -639,8 +640,8 @@ impl Drop for Volume {
     }
 }
 
-/// How many frames there can be: as many as the limit may ever allow, or as there are in memory
-/// that is taken over. Frames and slots together have a number each.
+/// The most frames: as many as the highest limit allows, or as memory that is taken over has.
+/// Frames and slots together must not exceed the number of segments.
 fn frames(options: &Options, memory: &Memory, slots: u32) -> Result<u32> {
     let segment = u64::from(options.segment);
     if let Some(bytes) = ram_limit_max_of(memory)? {
@@ -650,11 +651,11 @@ fn frames(options: &Options, memory: &Memory, slots: u32) -> Result<u32> {
     Ok(limit_max.div_ceil(segment).min(u64::from(SEGMENTS_MAX.saturating_sub(slots))) as u32)
 }
 
-/// The most that the limit of the volume in memory that is taken over can be, in bytes; `None` of
-/// memory that is new, or a volume that is not in memory.
+/// The highest limit of a volume in memory that is taken over, in bytes; `None` if the memory is
+/// new, or its volume is not in memory.
 ///
 /// # Errors
-/// The system's.
+/// The system call fails.
 pub fn ram_limit_max_of(memory: &Memory) -> Result<Option<u64>> {
     memory.len_of(FRAMES_FILE)
 }

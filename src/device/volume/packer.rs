@@ -1,9 +1,9 @@
-//! The thread that recompresses cold data: when the volume and the machine are idle, and when
-//! a command asks for it.
+//! The thread that recompresses cold data: when the volume and the machine are idle, and on request
+//! of a command.
 //!
-//! Idle is: few requests and no new segment for a while. What was written or read lately is left
-//! alone. The thread has the lowest priority, and pauses as soon as requests come, or when it gets
-//! less than half of the processor time that it wants, because others want it.
+//! Idle means few requests and no new segment for a while. The thread leaves alone what was written
+//! or read lately. It has the lowest priority. It pauses as soon as requests come, or when other
+//! processes leave it less than half of the processor time that it needs.
 
 use super::Volume;
 use crate::device::worker::Worker;
@@ -17,24 +17,25 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// How often the thread looks whether the volume is idle.
+/// Interval between checks whether the volume is idle.
 const TICK: Duration = Duration::from_secs(1);
-/// Requests in a tick of a volume that is idle, at most.
+/// The most requests in a tick of an idle volume.
 const FEW: u64 = 32;
-/// For how long a volume has to be idle.
+/// How long a volume has to be idle first.
 const IDLE: Duration = Duration::from_secs(5);
-/// What was written or read in this time, at least, and twice that at most, is not cold.
+/// The least age of cold data. Data that was not written or read for twice as long is certainly
+/// cold.
 const COLD: Duration = Duration::from_secs(30);
-/// Over how long it is measured how much of the processor the thread gets.
+/// Period over which the thread measures its share of the processor.
 const SLICE: Duration = Duration::from_millis(50);
-/// How many groups of blocks are compressed before requests are counted again.
+/// Groups of blocks compressed between two looks at the number of requests.
 const GLANCE: u32 = 16;
-/// How long to wait while another thread recompresses.
+/// Pause while another thread recompresses.
 const MOMENT: Duration = Duration::from_millis(5);
-/// The lowest priority of all.
+/// The lowest priority.
 const NICEST: i32 = 19;
 
-/// What the thread is asked to do.
+/// Requests to the thread.
 #[derive(Default)]
 pub(super) struct Orders {
     thread: OnceLock<Thread>,
@@ -42,20 +43,20 @@ pub(super) struct Orders {
 }
 
 impl Orders {
-    /// Has the thread look what is to be done.
+    /// Wakes the thread, so that it checks for work.
     pub(super) fn wake(&self) {
         if let Some(thread) = self.thread.get() {
             thread.unpark();
         }
     }
 
-    /// Has everything recompressed that is cold.
+    /// Asks for one pass over all cold data.
     pub(super) fn ask(&self) {
         self.asked.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Whether that was asked for and is not done yet.
+    /// Whether such a pass was requested and is not done.
     pub(super) fn is_under_way(&self) -> bool {
         self.asked.load(Ordering::Acquire)
     }
@@ -70,14 +71,14 @@ pub(super) fn start(volume: &Arc<Volume>) -> Result<Worker> {
         if let Some(volume) = volume.upgrade() {
             volume.orders.thread.get_or_init(std::thread::current);
         }
-        // To lower the priority takes no privilege; if it fails, the priority stays as it was.
+        // Lowering the priority takes no privilege; on failure the priority stays.
         let _ = rustix::process::setpriority_process(None, NICEST);
         Packer { session: None, watch: Watch::new() }.run(volume, stop);
     })
 }
 
 struct Packer {
-    /// Made when there first is something to do.
+    /// Made when there is work for the first time.
     session: Option<Session>,
     watch: Watch,
 }
@@ -115,7 +116,7 @@ impl Packer {
         let ram = volume.ram();
         let mut pass = Pass::over_all(ram);
         while !stops() {
-            // A writer without room waits for each thread that may be making some.
+            // A writer without room waits for every thread that may be making room.
             let stalls = ram.stalls();
             let is_waited_for = || ram.stalls() != stalls;
             let turn = volume.turn();
@@ -130,7 +131,7 @@ impl Packer {
         }
     }
 
-    /// A pass over what is old enough, until the volume or the machine has something else to do.
+    /// One pass over data older than sequence `before`, until the volume or the machine is busy.
     fn while_idle(&mut self, volume: &Volume, before: u64, stops: &dyn Fn() -> bool) {
         let ram = volume.ram();
         let (mut pass, mut slice) = (Pass::over(before), Slice::new());
@@ -168,14 +169,14 @@ impl Packer {
     }
 }
 
-/// What a volume did lately.
+/// Recent activity of a volume.
 struct Watch {
     requests: u64,
     opened: u64,
     idle_since: Instant,
-    /// Two moments, [`COLD`] apart at least, and the sequence that the next segment had then.
+    /// Two times, at least [`COLD`] apart, each with the sequence of the next segment at that time.
     marks: [(Instant, u64); 2],
-    /// Everything before this was tried.
+    /// The sequence before which everything was tried.
     done: u64,
 }
 
@@ -185,7 +186,7 @@ impl Watch {
         Self { requests: 0, opened: 0, idle_since: now, marks: [(now, 0); 2], done: 0 }
     }
 
-    /// Where what is cold ends, if the volume is idle and there may be something to do.
+    /// The sequence at which cold data ends, if the volume is idle and there may be work.
     fn look(&mut self, volume: &Volume, now: Instant) -> Option<u64> {
         let (requests, opened) = (volume.requests(), volume.ram().opened());
         if requests > self.requests + FEW || opened != self.opened {
@@ -197,11 +198,11 @@ impl Watch {
         (now - self.idle_since >= IDLE && self.done < before).then_some(before)
     }
 
-    /// Notes the time now and then.
+    /// Moves the marks at most every [`COLD`].
     fn age(&mut self, now: Instant, next: u64) {
         if now - self.marks[0].0 >= COLD {
             self.marks = [(now, next), self.marks[0]];
-            // What was read before may be cold by now.
+            // Data that was read before may be cold by now.
             self.done = 0;
         }
     }
@@ -215,7 +216,7 @@ impl Watch {
     }
 }
 
-/// Measures how much of the processor the thread gets.
+/// Measures the thread's share of the processor.
 struct Slice {
     began: Instant,
     used: Duration,
@@ -226,7 +227,7 @@ impl Slice {
         Self { began: Instant::now(), used: processor_time() }
     }
 
-    /// Whether it got less than half, since the last time that it could be said.
+    /// Whether the share was less than half, in the period since the last measurement.
     fn is_short(&mut self) -> bool {
         let passed = self.began.elapsed();
         if passed < SLICE {

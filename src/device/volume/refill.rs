@@ -1,4 +1,4 @@
-//! The thread that gets memory from the machine for a volume that carries swap.
+//! The thread that allocates memory from the machine for the mempool of a volume that carries swap.
 
 use super::Volume;
 use crate::device::worker::Worker;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How often the thread looks by itself. Writers wake it up when they take from the mempool.
+/// Interval between checks. Writers wake the thread when they take from the mempool.
 const TICK: Duration = Duration::from_millis(500);
 
 /// Starts the thread.
@@ -18,21 +18,21 @@ pub(super) fn start(volume: &Arc<Volume>) -> Result<Worker> {
     Worker::start("ztier-refill", Arc::downgrade(volume), refill)
 }
 
-/// Has this thread served before others, also with memory: the kernel leaves a part of what it
-/// keeps free to threads of a real-time class, and lets all others wait. Otherwise the
-/// processes that use up the machine's memory would take every page that is swapped out, and the
-/// mempool get none.
+/// Makes this thread a real-time thread, for the processor and for memory: of the pages that the
+/// kernel keeps free, it leaves a part to real-time threads, and lets all other threads wait.
+/// Otherwise the processes that use up the machine's memory would take every page that is swapped
+/// out, and the mempool would get none.
 fn hurry() {
     let first = libc::sched_param { sched_priority: 1 };
     // SAFETY: the call reads one structure, which lives, and changes how this thread is scheduled.
-    // Without the right to that it fails and changes nothing; the user is told before the device
-    // carries swap.
+    // Without the right to do so the call fails and changes nothing; the user is told before the
+    // device carries swap.
     let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &first) };
 }
 
 fn refill(volume: &Weak<Volume>, stop: &AtomicBool) {
-    // Of all threads this one may wait for pages that are swapped out: what it waits for does not
-    // wait for it. Without the right to be an exception, it is none.
+    // Of all threads only this one may wait for pages to be swapped out: swapping out does not wait
+    // for this thread. Without the right to configure it, the thread stays as it is.
     let _ = rustix::process::configure_io_flusher_behavior(false);
     hurry();
     if let Some(volume) = volume.upgrade() {

@@ -1,4 +1,4 @@
-//! The thread that keeps memory free on a volume with a spill device, so that writers need not.
+//! The spiller thread: keeps memory free on a volume with a spill device, so that writers need not.
 
 use super::Volume;
 use crate::device::worker::Worker;
@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How often the thread looks by itself. Writers wake it up when they take of the reserve.
+/// Interval between checks. Writers wake the thread when they take from the reserve.
 const TICK: Duration = Duration::from_millis(200);
 
 /// Starts the thread.
 ///
 /// # Errors
-/// See [`Worker::start`], and when too many threads use the volume.
+/// See [`Worker::start`]; or too many threads use the volume.
 pub(super) fn start(volume: &Arc<Volume>) -> Result<Worker> {
     let session = volume.ram().session()?;
     Worker::start("ztier-spiller", Arc::downgrade(volume), move |volume, stop| {

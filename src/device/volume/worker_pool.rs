@@ -1,16 +1,15 @@
 //! Helpers for large requests: idle processors compress and decompress parts of a request that one
-//! thread received, and move their bytes where a front-end has those elsewhere.
+//! thread received, and move its bytes if the front-end has them elsewhere.
 //!
-//! The thread that received the request still serves it, from one end; helpers that are awake take
-//! pieces as it does. It waits only for pieces that a helper has begun, never for a helper to wake
-//! up, so where all processors are busy nothing is lost. Nothing is allocated for a request.
+//! The thread that received the request still serves it from one end; helpers that are awake take
+//! pieces as that thread does. It waits only for pieces that a helper has begun, never for a helper
+//! to wake up, so nothing is lost if all processors are busy. A request allocates nothing.
 //!
 //! Invariants:
-//! - one request is shared at a time; others are served by their own threads alone;
-//! - a helper touches a request's memory only while it is counted in `inside`, and is counted only
-//!   while the request is there to be seen; the request's thread does not leave
-//!   [`WorkerPool::share`], by a panic either, before it has taken the request away and `inside` is
-//!   0.
+//! - one request is shared at a time; other requests are served by their own threads alone;
+//! - a helper touches a request's memory only while it is counted in `inside`, and enters `inside`
+//!   only while the request is shown; the request's thread leaves [`WorkerPool::share`], also on a
+//!   panic, only after it has withdrawn the request and `inside` is 0.
 
 use super::Volume;
 use super::io_context::IoContext;
@@ -23,25 +22,25 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
-/// Requests from this size on are shared: below, waking a helper costs more than it does.
+/// The least size of a shared request: below, waking a helper costs more than it saves.
 pub(super) const WORTH_SHARING: usize = 256 << 10;
-/// What a helper takes at a time, aligned on the device.
+/// Bytes that a helper takes at a time, aligned on the device.
 pub(super) const PIECE: usize = 64 << 10;
-/// More helpers than this find nothing to do in the largest usual request.
+/// The most helpers: more would find nothing to do in the largest usual request.
 pub(super) const HELPERS_MAX: usize = 3;
 
-/// A request that is worth sharing.
+/// A request to share.
 pub(super) enum Work<'a> {
     /// Fill `buf` from `offset` on.
     Read { offset: u64, buf: &'a mut [u8] },
     /// Store `data` from `offset` on.
     Write { offset: u64, data: &'a [u8] },
-    /// Move `len` bytes from `offset` on between the volume and `mover`, through `scratch`, of at
+    /// Move `len` bytes from `offset` on between the volume and `mover`, through `scratch` of at
     /// least [`PIECE`] bytes.
     Move { way: Way, offset: u64, len: usize, mover: &'a dyn DataMover, scratch: &'a mut [u8] },
 }
 
-/// The same, as helpers see it.
+/// A [`Work`] as helpers see it.
 #[derive(Clone, Copy)]
 struct Job {
     offset: u64,
@@ -49,7 +48,7 @@ struct Job {
     place: Place,
 }
 
-/// Where the bytes of a request come from, or go to.
+/// Source or destination of the bytes of a request.
 #[derive(Clone, Copy)]
 enum Place {
     To(*mut u8),
@@ -57,8 +56,8 @@ enum Place {
     DataMover(Way, *const dyn DataMover),
 }
 
-// SAFETY: the pointers are followed in `Shared::take_pieces` only, whose callers see to it that
-// they are valid; memory is reached in disjoint pieces, and a `DataMover` is `Sync`.
+// SAFETY: only `Shared::take_pieces` follows the pointers, and its callers make sure that they are
+// valid; threads reach the memory in disjoint pieces, and a `DataMover` is `Sync`.
 unsafe impl Send for Job {}
 
 /// The helpers of one volume. Dropping it ends them.
@@ -69,11 +68,11 @@ pub(super) struct WorkerPool {
 
 #[derive(Default)]
 struct Shared {
-    /// Held by the thread whose request is shared.
+    /// Locked by the thread whose request is shared.
     turn: Mutex<()>,
     call: Mutex<Call>,
     called: Condvar,
-    /// Helpers that may be looking at the request; grows only under the lock of `call`.
+    /// Helpers that may use the request; grows only under the lock of `call`.
     inside: AtomicUsize,
     /// The next piece that no thread has taken.
     next: AtomicUsize,
@@ -82,18 +81,18 @@ struct Shared {
 
 #[derive(Default)]
 struct Call {
-    /// Counts requests that were shared.
+    /// Number of requests shared so far.
     number: u64,
-    /// The request, while it may be helped with.
+    /// The request, while helpers may join.
     job: Option<Job>,
     stop: bool,
 }
 
 impl WorkerPool {
-    /// Starts a helper for each processor but one.
+    /// Starts a helper for each processor but one, at most [`HELPERS_MAX`].
     ///
     /// # Errors
-    /// When a thread cannot be started.
+    /// A thread cannot be started.
     pub(super) fn start(volume: &Arc<Volume>) -> Result<Option<Self>> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let helpers = (processors - 1).min(HELPERS_MAX);
@@ -113,10 +112,10 @@ impl WorkerPool {
         Ok(Some(pool))
     }
 
-    /// Serves a request on this thread, with what help there is.
+    /// Serves a request on this thread, with the helpers that are awake.
     ///
     /// # Errors
-    /// The first one that any piece met.
+    /// The first error of any piece.
     pub(super) fn share(
         &self,
         ram: &Ram,
@@ -141,8 +140,8 @@ impl WorkerPool {
         *shared.failed.lock() = None;
         let shown = Shown::new(shared, job);
 
-        // SAFETY: `work` borrowed what the job names for longer than this function, which is not
-        // left before `shown` is dropped; no helper touches it after that.
+        // SAFETY: `work` borrowed what the job names for longer than this function, and this
+        // function returns only after `shown` is dropped; no helper touches it after that.
         unsafe { shared.take_pieces(job, ram, io, scratch) };
 
         drop(shown);
@@ -152,7 +151,7 @@ impl WorkerPool {
 }
 
 impl<'a> Work<'a> {
-    /// The job, and the memory through which this thread moves its bytes.
+    /// The job, and the scratch memory for this thread's pieces.
     fn job(self) -> (Job, &'a mut [u8]) {
         match self {
             Self::Read { offset, buf } => {
@@ -163,8 +162,8 @@ impl<'a> Work<'a> {
                 (Job { offset, len: data.len(), place: Place::From(data.as_ptr()) }, &mut [])
             }
             Self::Move { way, offset, len, mover, scratch } => {
-                // SAFETY: only the lifetime is left out, which `Job` can't name; `share` keeps to
-                // it.
+                // SAFETY: this extends only the lifetime, which `Job` cannot name; `share` keeps to
+                // the real one.
                 let mover: &'static dyn DataMover = unsafe { std::mem::transmute(mover) };
                 (Job { offset, len, place: Place::DataMover(way, mover) }, scratch)
             }
@@ -176,8 +175,8 @@ impl Shared {
     /// Serves pieces of the request until all are taken.
     ///
     /// # Safety
-    /// What the job names must stay valid, and used only by threads that take pieces, until this
-    /// returns.
+    /// What the job names must stay valid until this returns, and only threads that take pieces may
+    /// use it.
     unsafe fn take_pieces(&self, job: Job, ram: &Ram, io: &mut IoContext, scratch: &mut [u8]) {
         let Job { offset, len, place } = job;
         let end = offset + len as u64;
@@ -192,7 +191,8 @@ impl Shared {
             let (at, n) = ((from - offset) as usize, (to - from) as usize);
             let result = match place {
                 Place::To(base) => {
-                    // SAFETY: within the request's buffer; pieces are disjoint, each is taken once.
+                    // SAFETY: within the request's buffer; pieces are disjoint, and each is taken
+                    // once.
                     io.read(ram, from, unsafe { std::slice::from_raw_parts_mut(base.add(at), n) })
                 }
                 Place::From(base) => {
@@ -200,7 +200,7 @@ impl Shared {
                     io.write(ram, from, unsafe { std::slice::from_raw_parts(base.add(at), n) })
                 }
                 Place::DataMover(way, mover) => {
-                    // SAFETY: it is valid, says the caller.
+                    // SAFETY: the caller guarantees that it is valid.
                     let mover = unsafe { &*mover };
                     io.ship(ram, way, offset, mover, at, &mut scratch[..n])
                 }
@@ -215,7 +215,7 @@ impl Shared {
 
 fn help(shared: &Shared, volume: &Weak<Volume>, session: Session) {
     let mut io = IoContext::new(session);
-    // Takes memory when it is first used.
+    // The kernel gives the memory at the first use.
     let mut scratch = vec![0; PIECE];
     let mut counted = false;
     let mut seen = 0;
@@ -238,7 +238,8 @@ fn help(shared: &Shared, volume: &Weak<Volume>, session: Session) {
         {
             volume.ram().store().budget().add(PIECE as u64);
         }
-        // SAFETY: we are counted since the request was there, so its thread waits for us.
+        // SAFETY: this helper is counted in `inside` since the request was shown, so the request's
+        // thread waits.
         unsafe { shared.take_pieces(inside.job, volume.ram(), &mut io, &mut scratch) };
     }
     if let Some(volume) = volume.upgrade() {
@@ -249,12 +250,12 @@ fn help(shared: &Shared, volume: &Weak<Volume>, session: Session) {
 }
 
 impl WorkerPool {
-    /// Ends the helpers. Requests after this are served by their own threads alone.
+    /// Ends the helpers. Later requests are served by their own threads alone.
     pub(super) fn stop(&self) {
         self.shared.call.lock().stop = true;
         self.shared.called.notify_all();
         for thread in self.threads.lock().drain(..) {
-            // The last owner of the volume may be a helper, which cannot wait for itself.
+            // A helper may own the volume last, and a thread cannot join itself.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }
@@ -268,8 +269,8 @@ impl Drop for WorkerPool {
     }
 }
 
-/// A request that helpers see. Dropping it removes the request and waits for the helpers inside,
-/// also when its thread panics: the memory they work on is about to go.
+/// A request that helpers see. Dropping it withdraws the request and waits for the helpers inside,
+/// also when the request's thread panics: its memory is about to be freed.
 struct Shown<'a>(&'a Shared);
 
 impl<'a> Shown<'a> {
@@ -295,14 +296,14 @@ impl Drop for Shown<'_> {
     }
 }
 
-/// A helper that is counted as inside, and the request that it helps with.
+/// A helper that is counted in `inside`, and the request that it helps with.
 struct Inside<'a> {
     shared: &'a Shared,
     job: Job,
 }
 
 impl<'a> Inside<'a> {
-    /// Under the lock of `call`.
+    /// Counts the helper. The caller holds the lock of `call`.
     fn enter(shared: &'a Shared, job: Job) -> Self {
         shared.inside.fetch_add(1, Ordering::AcqRel);
         Self { shared, job }
@@ -312,7 +313,8 @@ impl<'a> Inside<'a> {
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // The piece that it had taken is lost, and its thread must neither hang nor believe it.
+            // The helper's piece is lost; the request's thread must neither hang nor report
+            // success.
             let first = self.job.offset / crate::BLOCK_SIZE as u64;
             self.shared.failed.lock().get_or_insert(IoError::Corrupt(first));
         }

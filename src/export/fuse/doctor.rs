@@ -1,4 +1,4 @@
-//! What this machine has for the export, and how to get what is missing.
+//! What this machine has for the FUSE export, and how to get what is missing.
 
 use crate::system::{Check, loopdev};
 use rustix::fs::{Access, Mode, OFlags};
@@ -102,7 +102,7 @@ fn kernel() -> Result<String, String> {
     let name = rustix::system::uname();
     let release = name.release().to_string_lossy().into_owned();
     if version(&release).is_none_or(|v| v >= (5, 8)) {
-        Ok(release) // one that can't be read is tried
+        Ok(release) // an unreadable release is tried
     } else {
         Err(format!("Linux {release} is older than 5.8"))
     }

@@ -18,11 +18,11 @@ use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Requests that the kernel may have under way without a caller waiting (direct I/O of the loop
-/// device is of this kind): as many as a loop device has in its queue.
+/// Requests without a waiting caller, such as the loop device's direct I/O, that the kernel may
+/// have in flight: as many as a loop device has in its queue.
 const MAX_BACKGROUND: u16 = 128;
 
-/// How long the kernel may believe attributes; a change of size invalidates them.
+/// How long the kernel may cache attributes; a change of size invalidates them.
 const TTL: Duration = Duration::from_secs(3600);
 
 /// The inode of the file; its directory is [`INodeNo::ROOT`].
@@ -35,7 +35,7 @@ const O_DSYNC: i32 = rustix::fs::OFlags::DSYNC.bits() as i32;
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 
-/// One thread's way into the device, and the memory its reads pass through.
+/// A thread's channel into the device, and the buffer for its reads.
 struct IoSlot {
     channel: Box<dyn Channel>,
     buf: Box<[u8]>,
@@ -52,7 +52,7 @@ impl IoSlot {
         let buf = vec![0; FUSE_REQUEST + BLOCK_SIZE].into_boxed_slice();
         let start = buf.as_ptr().align_offset(BLOCK_SIZE);
         let mut channel = device.channel();
-        // The library receives into a buffer of its own that is as large.
+        // The library receives into its own buffer of the same size.
         channel.count_buffers(2 * buf.len() as u64);
         Self { channel, buf, start }
     }
@@ -175,8 +175,8 @@ fn done(reply: ReplyEmpty, result: Result<(), Errno>) {
 
 impl Filesystem for BlockFile {
     fn init(&mut self, _: &fuser::Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // Without it the loop device waits for each request before it sends the next. A kernel that
-        // lacks it works, slower.
+        // Without this capability the loop device waits for each request before it sends the next.
+        // A kernel without it works, but slower.
         let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
         let refused =
             |e| std::io::Error::other(format!("the FUSE library accepts at most {e} here"));
@@ -273,7 +273,7 @@ impl Filesystem for BlockFile {
         reply: ReplyWrite,
     ) {
         let arrived = Instant::now();
-        // A block device takes what fits, and nothing at its end.
+        // As on a block device, a write past the end is cut, and one that begins there fails.
         let Some(len) = self.clip(offset, data.len() as u64) else {
             return reply.error(Errno::ENOSPC);
         };
@@ -293,8 +293,8 @@ impl Filesystem for BlockFile {
         _: LockOwner,
         reply: ReplyEmpty,
     ) {
-        // This is close(2), which promises nothing; fsync(2) is below. Kernels before 5.17 ask, and
-        // after this answer never again: a process that closes the file waits for nothing.
+        // This is close(2), which promises nothing; fsync(2) is below. Kernels before 5.17 send
+        // this once; after this answer, a process that closes the file waits for nothing.
         reply.error(Errno::ENOSYS);
     }
 

@@ -1,9 +1,9 @@
 //! The FUSE + loop export: one file served through FUSE, shown as a block device by a loop device
 //! with direct I/O, linked as `/dev/ztier/NAME`.
 //!
-//! Invariants: everything is made in the order of [`FuseLoop::planned`] backwards and removed in
-//! its order; a device that is held is never taken away; no thread that serves requests ever does
-//! anything that causes requests (it would wait for itself).
+//! Invariants: [`FuseLoop::planned`] lists everything in the order of removal, and everything is
+//! made in the reverse order; a device that is held is never taken away; a thread that serves
+//! requests never causes requests (it would wait for itself).
 
 mod doctor;
 mod file;
@@ -66,8 +66,8 @@ pub struct FuseLoop {
 }
 
 impl FuseLoop {
-    /// What [`FuseLoop::start`] with these options will leave in the system, besides the loop
-    /// device, which is found through the mount: to be noted before it is made.
+    /// What [`FuseLoop::start`] with these options leaves in the system, besides the loop device,
+    /// which is found through the mount. The caller notes it before the start.
     pub fn planned(options: &Options) -> Vec<Leftover> {
         // The kernel's tables name places by their true paths.
         let run_dir =
@@ -108,7 +108,7 @@ impl FuseLoop {
         let mounted = match Mounted::new(served, &point, options.threads) {
             Ok(mounted) => mounted,
             Err(e) => {
-                let _ = fs::remove_dir(&point); // the error to tell is the first
+                let _ = fs::remove_dir(&point); // the first error is the one to report
                 return Err(e);
             }
         };
@@ -160,7 +160,7 @@ impl FuseLoop {
         }
     }
 
-    /// Takes the loop device away: link first, so that no process finds a device that is going.
+    /// Takes the loop device away: the link first, so that no process finds a disappearing device.
     fn detach(&mut self) -> Result<()> {
         let Some(device) = &self.loop_device else { return Ok(()) };
         self.remove_link();
@@ -180,12 +180,12 @@ impl FuseLoop {
         holders::backing_file(device).is_some_and(|b| b == self.file)
     }
 
-    /// After a detach that failed: has the device served under its name again, if it is there.
+    /// After a failed detach: links the device again if it is still there.
     fn still_attached(&self, why: Error) -> Result<String> {
         match &self.loop_device {
             Some(device) if self.is_attached(device) => {
                 if let Some(link) = &self.link {
-                    let _ = symlink(device, link); // serving goes on under its other name at least
+                    let _ = symlink(device, link); // the device stays usable under its other name
                 }
                 Err(why)
             }
@@ -209,11 +209,11 @@ impl FuseLoop {
         }
     }
 
-    /// After an unmount that failed because of `why`: makes the block device again. Returns why the
-    /// export does not end, and what is not as before.
+    /// After a failed unmount: makes the block device again. Returns `why` the export does not end,
+    /// and what is not as before.
     fn serve_on(&mut self, link: Option<PathBuf>, why: Error) -> Error {
         if !self.mounted.is_there() {
-            return why; // there is no file any more to make a device on
+            return why; // without the file no device can be made
         }
         // Something opened the file in between.
         let holder = self.holders().into_iter().next();

@@ -1,8 +1,8 @@
 //! One FUSE mount and the threads that serve it.
 //!
 //! Invariant: no thread of this process sends a request to the mount, not even by closing a file in
-//! it: one that waited for the answer could not be killed (see [`crate::system::helper`]). Mounting
-//! and unmounting send none that is waited for.
+//! it: a thread that waits for the answer could not be killed (see [`crate::system::helper`]).
+//! Mounting and unmounting wait for no request.
 
 use super::file::{BlockFile, FILE};
 use crate::error::{Context, Error, Result};
@@ -49,7 +49,7 @@ impl Mounted {
         Ok(Self { point: point.to_owned(), notifier, session: Some(session) })
     }
 
-    /// Makes the kernel forget what it knows of the file's size. Any thread may call this.
+    /// Makes the kernel forget the file's cached size. Any thread may call this.
     pub(super) fn forget_size(&self) -> std::io::Result<()> {
         // A negative offset: attributes only.
         self.notifier.inval_inode(FILE, -1, 0)

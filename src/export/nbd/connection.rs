@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Clients that are named one by one.
+/// Most clients that are named one by one.
 const NAMED_MAX: usize = 4;
 
 /// All connections of a server.
@@ -29,7 +29,7 @@ pub struct Clients {
     /// Memory for large requests.
     shares: Shares,
     table: Mutex<Table>,
-    /// No connection begins another request.
+    /// Once set, no connection begins another request.
     closed: AtomicBool,
     /// Notified when a connection leaves the table.
     left: Condvar,
@@ -73,7 +73,7 @@ impl Clients {
             (id, device)
         };
         let entry = Entry { clients: Arc::clone(self), id };
-        // If there is no thread to be had, the entry goes and the client sees a closed connection.
+        // If no thread can be made, the entry goes and the client sees a closed connection.
         let _ = std::thread::Builder::new().name(format!("nbd-{id}")).spawn(move || {
             // How a connection ends is the client's business; its requests were all answered.
             let _ = entry.serve(socket, device);
@@ -85,7 +85,8 @@ impl Clients {
         self.close_table(&mut self.table.lock());
     }
 
-    /// The same if no client transmits; otherwise changes nothing and returns `false`.
+    /// Closes all connections if no client transmits; otherwise changes nothing and returns
+    /// `false`.
     pub fn close_if_unused(&self) -> bool {
         let mut table = self.table.lock();
         if table.connections.values().any(|c| c.transmits) {
@@ -104,13 +105,13 @@ impl Clients {
         }
     }
 
-    /// Whether one of the above has closed them.
+    /// Whether the clients are closed.
     pub fn are_closed(&self) -> bool {
         self.table.lock().device.is_none()
     }
 
-    /// Waits until no connection is left, but not for long: a drive may hold one up for ever. They
-    /// have been closed before.
+    /// Waits until no connection is left, at most for [`Limits::closing`]: a drive may hold one up
+    /// for ever. The caller has closed the connections.
     pub fn wait(&self) {
         let until = Instant::now() + self.limits.closing;
         let mut table = self.table.lock();
@@ -142,7 +143,7 @@ impl Clients {
     }
 }
 
-/// A connection's place in the table; leaves it when dropped, also by a panic.
+/// A connection's place in the table, which it leaves when dropped, also by a panic.
 struct Entry {
     clients: Arc<Clients>,
     id: u64,
@@ -173,19 +174,19 @@ impl Entry {
         let agreed =
             handshake::negotiate(&mut input, &mut output, &export, || self.begin_transmission())?;
         let Some(agreed) = agreed else { return Ok(()) };
-        // From here on a slow client is a client that is busy, and may be.
+        // From here on a client may be slow: it may be busy.
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, None).map_err(system)?;
         input.lift_deadline();
         let hold = Hold::new(&clients.shares, clients.limits.stall, &clients.closed);
         let end = transmission::serve(&device, &mut input, &mut output, hold, agreed);
         if end == Err(Hangup::Refused) {
-            // What was done before the offence is still answered, if the client listens.
+            // Requests from before the violation are still answered, if the client listens.
             let _ = output.flush();
         }
         end
     }
 
-    /// Makes this connection one that holds the device, unless the server is being stopped.
+    /// Makes this connection one that holds the device, unless the server is stopping.
     fn begin_transmission(&self) -> bool {
         let mut table = self.clients.table.lock();
         if table.device.is_none() {

@@ -6,9 +6,9 @@
 use super::proto::{self, ContextRequest, InfoRequest, info, opt, rep};
 use super::wire::{Hangup, Input, Outcome, Output};
 
-/// Options that one client may send.
+/// Most options that one client may send.
 const MAX_OPTIONS: u32 = 1024;
-/// Option data up to this length is read and refused; beyond it the connection is.
+/// Option data up to this length is read and refused; longer data ends the connection.
 const DRAIN_MAX: u32 = 1 << 20;
 
 /// What a server shows of its only export.
@@ -19,7 +19,7 @@ pub struct Export<'a> {
     pub description: &'a str,
     /// Size in bytes, now.
     pub size: u64,
-    /// What it can: see [`proto::transmission_flags`].
+    /// Its transmission flags: see [`proto::transmission_flags`].
     pub flags: u16,
 }
 
@@ -38,8 +38,8 @@ pub struct Agreed {
     pub allocation: bool,
 }
 
-/// Shakes hands. `None`: the client went away in good order, it only wanted to know something.
-/// `admit` is asked just before the client may transmit; `false` ends the connection.
+/// Negotiates with a client. `None`: the client left in good order, without transmission. `admit`
+/// is called just before the client may transmit; `false` ends the connection.
 pub fn negotiate(
     input: &mut Input,
     output: &mut Output,
@@ -73,7 +73,7 @@ pub fn negotiate(
         match step? {
             Step::More => session.output.flush()?,
             Step::Quit => {
-                // The client may have gone without waiting for our farewell.
+                // The client may have gone without waiting for the reply.
                 let _ = session.output.flush();
                 return Ok(None);
             }
@@ -135,13 +135,13 @@ impl Session<'_> {
             opt::LIST | opt::STRUCTURED_REPLY => self.error(option, rep::ERR_INVALID),
             opt::INFO | opt::GO => return Ok(self.info(option, data)),
             opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => self.contexts(option, data),
-            // No TLS here, so the option itself is unknown, like any other that we do not have.
+            // There is no TLS here, so its option is unknown, like any other unsupported one.
             _ => self.error(option, rep::ERR_UNSUP),
         }
         Ok(Step::More)
     }
 
-    /// The old way in: there is no way to report an error but to hang up.
+    /// `NBD_OPT_EXPORT_NAME`: hanging up is the only way to report an error.
     fn export_name(&mut self, data: &[u8]) -> Outcome<Step> {
         let name = proto::decode_name(data).ok_or(Hangup::Refused)?;
         if !self.export.is_called(name) {

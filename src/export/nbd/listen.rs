@@ -27,7 +27,7 @@ const INHERITED_FIRST: i32 = 3;
 /// Most descriptors that are taken over.
 const INHERITED_MAX: i32 = 64;
 
-/// What was handed over, where it was handed over.
+/// The sockets that were handed over, with the descriptor numbers that they came with.
 static HANDED: OnceLock<Vec<OwnedFd>> = OnceLock::new();
 
 /// One place to listen at.
@@ -50,7 +50,7 @@ pub(super) struct Listener {
 }
 
 enum Address {
-    /// Ours: the path, and device and inode number of what we made there.
+    /// A socket of ours: its path, and the device and inode number that it had when it was made.
     Unix {
         path: PathBuf,
         identity: (u64, u64),
@@ -62,7 +62,7 @@ enum Address {
 }
 
 impl Listener {
-    /// Opens everything that `listen` stands for, one socket or more.
+    /// Opens all sockets that `listen` stands for, at least one.
     pub fn open(listen: &Listen) -> Result<Vec<Self>> {
         match listen {
             Listen::Unix(path) => Ok(vec![unix(path)?]),
@@ -95,7 +95,7 @@ impl Listener {
             let _ = sockopt::set_tcp_keepintvl(&socket, Duration::from_secs(15));
             let _ = sockopt::set_tcp_keepcnt(&socket, 4);
         } else {
-            // Large replies leave in few pieces. The system may grant less.
+            // Large replies then leave in few pieces. The system may grant less.
             let _ = sockopt::set_socket_send_buffer_size(&socket, 1 << 20);
         }
         Ok(Some(socket))
@@ -214,8 +214,8 @@ fn tcp(address: SocketAddr) -> Result<Listener> {
     Ok(Listener { fd, address: Address::Tcp(bound) })
 }
 
-/// Takes over the sockets of `LISTEN_FDS`, before this process starts any other: that would have
-/// them, too, and keep them after this one has died.
+/// Takes over the sockets of `LISTEN_FDS`. Must come before this process starts another one, which
+/// would inherit them, and keep them after this process has died.
 ///
 /// # Errors
 /// None were handed over, or something else was.
@@ -223,7 +223,7 @@ pub fn take_over() -> Result<()> {
     handed().map(drop)
 }
 
-/// What was handed over, taken over once in the life of this process.
+/// The sockets that were handed over; taken over once in the life of this process.
 fn handed() -> Result<&'static [OwnedFd]> {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock();
@@ -252,7 +252,7 @@ fn handed() -> Result<&'static [OwnedFd]> {
     Ok(handed)
 }
 
-/// Listeners on what was handed over, for one export.
+/// Listeners on the sockets that were handed over, for one export.
 fn inherited() -> Result<Vec<Listener>> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     let handed = handed()?;
@@ -274,15 +274,15 @@ fn check(raw: RawFd) -> Result<()> {
     Err(Error::failure(what).hint("set LISTEN_FDS to how many were, from descriptor 3 on"))
 }
 
-/// Whether a descriptor is a listening socket and was open when this program began: what it opens
-/// itself is closed when it becomes another.
+/// Whether a descriptor is a listening socket and was open when this program began: descriptors
+/// that the program opens itself close when the process becomes another program.
 fn listens(fd: BorrowedFd<'_>) -> rustix::io::Result<bool> {
     Ok(!rustix::io::fcntl_getfd(fd)?.contains(FdFlags::CLOEXEC)
         && sockopt::socket_type(fd)? == SocketType::STREAM
         && sockopt::socket_acceptconn(fd)?)
 }
 
-/// A listener on what was handed over, which itself stays.
+/// A listener on a duplicate of a socket that was handed over; the original stays.
 fn serve(handed: &OwnedFd) -> Result<Listener> {
     let what = "cannot use an inherited socket";
     let flags = rustix::fs::fcntl_getfl(handed).context(what)?;
@@ -292,8 +292,8 @@ fn serve(handed: &OwnedFd) -> Result<Listener> {
     Ok(Listener { fd, address })
 }
 
-/// Has the program that this process is about to become find what was handed over where it was.
-/// Clients that come meanwhile wait for it.
+/// Leaves the sockets that were handed over to the program that this process is about to become,
+/// with their descriptor numbers. Clients that connect meanwhile wait for that program.
 ///
 /// # Errors
 /// The system's.

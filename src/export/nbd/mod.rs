@@ -80,7 +80,7 @@ impl Options {
     }
 }
 
-/// How long things may take.
+/// The time limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// From the acceptance of a connection to the end of its handshake.
@@ -88,8 +88,8 @@ pub struct Limits {
     /// How long a client may stand still within a large request, while others wait for the memory
     /// that it takes.
     pub stall: Duration,
-    /// From when all connections are cut until the server stops waiting for their requests, which a
-    /// drive may hold up.
+    /// How long the server waits for requests after it has cut all connections: a drive may hold
+    /// them up.
     pub closing: Duration,
 }
 
@@ -117,12 +117,12 @@ impl Server {
     /// Serves `device`; when this returns, clients can connect.
     ///
     /// # Errors
-    /// A name, place or limit that can't be; a place that is taken; what the system refuses.
+    /// An invalid name, place or limit; a place that is taken; an error of the system.
     pub fn start(device: Arc<dyn Device>, options: Options) -> Result<Self> {
         Self::start_with(device, options, Limits::default())
     }
 
-    /// The same with other limits.
+    /// Like [`Server::start`], with other limits.
     ///
     /// # Errors
     /// As [`Server::start`].
@@ -176,8 +176,8 @@ impl Export for Server {
         self.clients.describe().into_iter().collect()
     }
 
-    /// NBD has no word for it: clients that connect from now on see the new size, and requests
-    /// beyond the old one are served at once.
+    /// NBD can't announce a new size: clients that connect from now on see it, and requests beyond
+    /// the old size are served at once.
     fn resized(&self) -> Result<()> {
         Ok(())
     }
@@ -203,11 +203,11 @@ impl Drop for Server {
     }
 }
 
-/// Accepts connections until the clients are closed. The listeners go, and their sockets with them,
-/// when this returns.
+/// Accepts connections until the clients are closed. Drops the listeners, and with them their
+/// sockets, when it returns.
 fn accept_all(listeners: &[Listener], clients: &Arc<Clients>, wake: &OwnedFd) {
-    // When the system is short of descriptors or memory, an accept that fails at once would be
-    // tried again at once.
+    // If the system is short of descriptors or memory, accepting fails at once, so the next try
+    // comes after a pause.
     let pause = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     let mut failing = false;
     while !clients.are_closed() {

@@ -103,8 +103,8 @@ pub mod errno {
     pub const ENOTSUP: u32 = 95;
 }
 
-/// What every export can: flush, FUA, trim, (fast) zeroes, unfragmented reads, several connections
-/// with one cache, prefetch. Not rotational, not read-only.
+/// What every export supports: flush, FUA, trim, (fast) zeroes, unfragmented reads, several
+/// connections with one cache, prefetch. Not rotational, not read-only.
 pub const TRANSMISSION_FLAGS: u16 = 1 << 0 // HAS_FLAGS
     | 1 << 2 // SEND_FLUSH
     | 1 << 3 // SEND_FUA
@@ -115,14 +115,14 @@ pub const TRANSMISSION_FLAGS: u16 = 1 << 0 // HAS_FLAGS
     | 1 << 10 // SEND_CACHE
     | SEND_FAST_ZERO;
 
-/// Of those, left out for a client that has not asked for structured replies.
+/// Of those, left out for a client that has not negotiated structured replies.
 pub const SEND_DF: u16 = 1 << 7;
 /// Of those, left out for a device that takes no discards.
 pub const SEND_TRIM: u16 = 1 << 5;
-/// The same: it takes none because it has to write zeros, which is as slow as any write.
+/// Also left out for such a device: it has to write zeros, which is as slow as any write.
 pub const SEND_FAST_ZERO: u16 = 1 << 11;
 
-/// The flags of an export.
+/// The transmission flags of an export. `discards`: its device takes discards.
 pub fn transmission_flags(discards: bool) -> u16 {
     let slow = if discards { 0 } else { SEND_TRIM | SEND_FAST_ZERO };
     TRANSMISSION_FLAGS & !slow
@@ -165,7 +165,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// Decodes a request; `None` when the magic is wrong, after which nothing can be believed.
+    /// Decodes a request; `None` when the magic is wrong: then the stream can't be trusted any
+    /// more.
     pub fn decode(b: &[u8; REQUEST_LEN]) -> Option<Self> {
         let mut f = Fields(b);
         if f.u32()? != REQUEST_MAGIC {
@@ -247,7 +248,7 @@ impl<'a> ContextRequest<'a> {
         let queries = f.u32()?;
         let (mut exact, mut namespace) = (false, false);
         for _ in 0..queries {
-            // Ends with `None` as soon as the data ends, whatever the count pretends.
+            // Ends with `None` as soon as the data ends, whatever the count says.
             let query = f.string()?;
             exact |= query == CONTEXT;
             namespace |= query == "base:";
@@ -257,7 +258,7 @@ impl<'a> ContextRequest<'a> {
     }
 }
 
-/// Reads fields off the front of some bytes; `None` once they do not suffice.
+/// Reads fields off the front of a slice; `None` once too few bytes are left.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -283,7 +284,7 @@ impl<'a> Fields<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// A string with its length before it: UTF-8, not too long, without NUL.
+    /// A string after its length; see [`decode_name`] for its limits.
     fn string(&mut self) -> Option<&'a str> {
         let len = self.u32()? as usize;
         decode_name(self.take(len)?)
@@ -394,7 +395,7 @@ pub fn status_flags(kind: ExtentKind) -> u32 {
     }
 }
 
-/// Joins neighbours that look the same over the wire, drops empty runs, and cuts at `len` bytes.
+/// Joins neighbours of the same kind, drops empty runs, and cuts at `len` bytes.
 pub fn coalesce(extents: Vec<Extent>, len: u64) -> Vec<Extent> {
     let mut left = len;
     let mut joined: Vec<Extent> = Vec::with_capacity(extents.len());

@@ -15,10 +15,10 @@ use std::time::Duration;
 
 /// Writes, and replies in several chunks, beyond this length are carried out piece by piece.
 pub const PIECE: usize = 1 << 20;
-/// What a connection takes for a piece in each direction, beside what waits to be sent, and the
-/// heads of chunks.
+/// Bytes that a connection takes for a piece in each direction, for what waits to be sent, and for
+/// the heads of chunks.
 pub const PART: usize = 2 * PIECE + SEND_AT + (64 << 10);
-/// Connections that have a part at a time.
+/// Most connections that have a part at the same time.
 const PARTS: usize = 8;
 /// The largest reply in one piece, what waits to be sent before it, and its head.
 const WHOLE: usize = MAX_PAYLOAD as usize + SEND_AT + (64 << 10);
@@ -39,7 +39,7 @@ impl Default for Shares {
 }
 
 impl Shares {
-    /// The share that has so many bytes for one connection.
+    /// The share that lends `bytes` bytes to one connection.
     pub fn of(&self, bytes: usize) -> &Arc<Share> {
         if bytes <= PART { &self.pieces } else { &self.whole }
     }
@@ -65,7 +65,8 @@ impl Share {
         Arc::new(Self { most, state: Mutex::default(), changed: Condvar::new() })
     }
 
-    /// Waits for a part of so many bytes, not more than the share has; `None` if the server stops.
+    /// Waits for a part of `bytes` bytes, at most all that the share has; `None` if the server
+    /// stops.
     pub fn take(self: &Arc<Self>, bytes: usize, closed: &AtomicBool) -> Option<Part> {
         debug_assert!(bytes <= self.most);
         let mut state = self.state.lock();
@@ -82,7 +83,7 @@ impl Share {
         }
         state.waiting.pop_front();
         state.lent += bytes;
-        // There may be enough left for the next one.
+        // Enough may be left for the next client.
         self.changed.notify_all();
         Some(Part { share: Arc::clone(self), bytes })
     }
@@ -93,19 +94,19 @@ impl Share {
     }
 }
 
-/// A part of it; given back when dropped.
+/// A part of a share; given back when dropped.
 pub struct Part {
     share: Arc<Share>,
     bytes: usize,
 }
 
 impl Part {
-    /// Bytes that it is.
+    /// Its size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The memory that it is a part of.
+    /// The share that it is a part of.
     pub fn share(&self) -> &Share {
         &self.share
     }
@@ -142,7 +143,7 @@ mod tests {
                     std::thread::yield_now();
                 }
             }
-            // The small one would fit, and waits for its turn.
+            // The small part would fit, and waits because it was asked for later.
             std::thread::sleep(2 * LOOK);
             assert!(lent.try_recv().is_err() && share.is_wanted());
             drop(first);

@@ -4,7 +4,7 @@
 //! - A request whose range or flags are wrong is not carried out at all. One request of the client
 //!   is at most one of the device, carried out when its payload is here; a trim with FUA adds a
 //!   flush. Writes and chunked reads of more than [`PIECE`] are carried out piece by piece.
-//! - Before this thread waits for the client, everything that it has to say was sent.
+//! - Before this thread waits for the client, it sends all replies.
 //! - A reply that claims success is built after the device said so.
 
 use super::handshake::Agreed;
@@ -16,7 +16,8 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Payloads of refused writes up to this length are read and dropped; beyond it the client is.
+/// Payloads of refused writes up to this length are read and dropped; a longer one ends the
+/// connection.
 const DRAIN_MAX: u32 = 128 << 20;
 /// Reads from this length on say where zeros are instead of sending them.
 const HOLES_FROM: u32 = 64 << 10;
@@ -24,13 +25,13 @@ const HOLES_FROM: u32 = 64 << 10;
 const READ_EXTENTS: usize = 32;
 /// Most runs that one answer to `NBD_CMD_BLOCK_STATUS` describes.
 const STATUS_EXTENTS: usize = 2048;
-/// Zeros shorter than this are sent: saying that they are there would hardly be shorter.
+/// Zeros shorter than this are sent: a chunk for a hole would hardly be shorter.
 const HOLE_MIN: u64 = 512;
-/// Bytes that the head of any chunk takes at most.
+/// Most bytes of the head of any chunk.
 const CHUNK_MAX: usize = proto::CHUNK_LEN + 12;
 
-/// Serves one client until it goes, or the server closes: of what the client has sent already,
-/// nothing more is begun then.
+/// Serves one client until it goes, or the server closes: then no further request is begun, even if
+/// it has been received.
 pub fn serve(
     device: &Arc<dyn Device>,
     input: &mut Input,
@@ -60,7 +61,8 @@ pub fn serve(
     Err(Hangup::Closed)
 }
 
-/// An error as the protocol has it. Clients take others for EINVAL, that is for their own mistake.
+/// The protocol's number of an error. Clients take unknown numbers for EINVAL, that is for their
+/// own mistake.
 fn told(error: IoError) -> u32 {
     match Errno::from_raw_os_error(error.errno()) {
         Errno::PERM | Errno::ROFS => errno::EPERM,
@@ -94,7 +96,7 @@ impl Server<'_> {
             self.output.flush()?;
             self.count();
             while !self.input.wait(proto::REQUEST_LEN)? {
-                // Others may want the memory.
+                // Other connections may want the memory.
                 self.hold.give_back(self.input, self.output)?;
                 self.count();
             }
@@ -107,19 +109,19 @@ impl Server<'_> {
         self.channel.count_buffers(self.input.memory() + self.output.memory());
     }
 
-    /// Waits until so many bytes of a payload are here. Before it waits, all replies are sent.
+    /// Waits until `bytes` bytes of a payload are buffered. Before it waits, all replies are sent.
     fn await_payload(&mut self, bytes: usize) -> Outcome<()> {
         if self.input.buffered() >= bytes {
             return Ok(());
         }
         self.output.flush()?;
-        // As long as the payload takes to come, it has its place already.
+        // The payload's memory counts from now on, although the payload is still to come.
         let place = self.input.memory().max(bytes as u64);
         self.channel.count_buffers(place + self.output.memory());
         self.input.fill(bytes).map(|_| ())
     }
 
-    /// Drops the payload of a request, and says why.
+    /// Drops the payload of a request, and replies with `error`.
     fn refuse(&mut self, r: &Request, error: u32) -> Outcome<()> {
         let payload = r.payload();
         if payload > DRAIN_MAX as usize {
@@ -133,8 +135,8 @@ impl Server<'_> {
         Ok(())
     }
 
-    /// Carries out a write piece by piece, so that its length takes no memory. Of a write whose
-    /// payload does not come to its end, the first pieces are carried out, and nothing is answered.
+    /// Carries out a write piece by piece, so that its length takes no memory. If the payload
+    /// breaks off, the pieces before are written, and there is no reply.
     fn write(&mut self, r: &Request) -> Outcome<()> {
         let (fua, whole) = (r.has(cmd::FLAG_FUA), r.len as usize <= PIECE);
         if r.payload() > AHEAD {
@@ -146,7 +148,8 @@ impl Server<'_> {
             self.await_payload(len)?;
             let arrived = self.input.arrived();
             let data = self.input.fill(len)?;
-            // After an error the rest is received all the same: the next request comes after it.
+            // After an error the rest is received all the same, because the next request follows
+            // it.
             if done.is_ok() {
                 let write = device::Request::Write { offset, data, fua: fua && whole };
                 done = self.channel.submit(write, arrived);
@@ -164,13 +167,13 @@ impl Server<'_> {
         Ok(())
     }
 
-    /// Whether a request may reach the device, and if not, what the client is told.
+    /// Whether a request may reach the device, and if not, the error for the client.
     fn check(&self, r: &Request) -> Result<(), u32> {
         let (allowed, outside) = match r.command {
             cmd::READ if self.agreed.structured => (cmd::FLAG_DF, errno::EINVAL),
             cmd::READ | cmd::TRIM | cmd::CACHE | cmd::FLUSH => (0, errno::EINVAL),
             cmd::WRITE => (0, errno::ENOSPC),
-            // A client that wants it fast does something else where it is not.
+            // A client that asks for fast zeroes has another way if there are none.
             cmd::WRITE_ZEROES if r.has(cmd::FLAG_FAST_ZERO) && !self.device.discards() => {
                 return Err(errno::ENOTSUP);
             }
@@ -206,7 +209,8 @@ impl Server<'_> {
                 return Ok(());
             }
             cmd::FLUSH => self.channel.submit(device::Request::Flush, arrived),
-            // Everything is in memory already; and nothing at all is done at once.
+            // A prefetch does nothing: everything is in memory already. An empty request is done at
+            // once.
             cmd::CACHE => Ok(()),
             _ if len == 0 => Ok(()),
             cmd::TRIM => self.trim(offset, len, fua, arrived),
@@ -245,7 +249,7 @@ impl Server<'_> {
         }
         let parts = self.agreed.structured && !r.has(cmd::FLAG_DF) && len > PIECE;
         if len > SEND_AT {
-            // What is in one piece on the wire has to be here as a whole.
+            // A reply in one piece on the wire has to be in memory as a whole.
             let bytes = if parts { PART } else { PART.max(len + SEND_AT) };
             self.hold.take(bytes, self.input, self.output)?;
         }
@@ -267,8 +271,8 @@ impl Server<'_> {
         Ok(())
     }
 
-    /// A reply, or a chunk of one, of `head` and all the data, in one piece; whether the data could
-    /// be read.
+    /// Builds a reply, or a chunk of one, from `head` and all the data, in one piece. Returns
+    /// whether the data could be read.
     fn read_whole(&mut self, r: &Request, head: &[u8], arrived: Instant) -> bool {
         let (start, total) = (head.len(), head.len() + r.len as usize);
         let room = &mut self.output.room(total)[..total];
@@ -284,9 +288,9 @@ impl Server<'_> {
         true
     }
 
-    /// Chunks that say where holes are; the last one ends the reply if `ends`. Whether the data
-    /// could be read: else an error ends the reply. The device sees one read of the whole range in
-    /// any case, so that it is counted as what it is; zeros are only kept off the wire.
+    /// Builds chunks that say where holes are; the last one ends the reply if `ends`. Returns
+    /// whether the data could be read; if not, an error ends the reply. The device sees one read of
+    /// the whole range in any case, so that one read is counted; zeros are only kept off the wire.
     fn read_chunks(&mut self, r: &Request, ends: bool, arrived: Instant) -> bool {
         let end = if ends { chunk::FLAG_DONE } else { 0 };
         let pieces = self.pieces(r);
@@ -332,7 +336,7 @@ impl Server<'_> {
         if r.len < HOLES_FROM {
             return vec![data];
         }
-        // Extents are advice here: without them the data itself is right too.
+        // Extents are only a hint here: to send all data is right, too.
         let Ok(mut pieces) = self.device.extents(r.offset, len, READ_EXTENTS) else {
             return vec![data];
         };

@@ -5,8 +5,8 @@
 //! - A payload lies in one piece in the receive buffer and is served from there; a reply is built
 //!   where it is sent from. No payload is copied between buffers of this process.
 //! - What is received beyond the present message stays buffered for the next one.
-//! - Waiting means sleeping. (Looking again for 20 µs first was measured: no more requests a second
-//!   on two processors, and half as much processor time again for each.)
+//! - Waiting means sleeping. (Measured: to look again for 20 µs first served no more requests a
+//!   second on two processors, and took half as much processor time again for each.)
 //! - A buffer is larger than its base only while the connection has a part of the memory that all
 //!   clients share; a client that holds up others by it is cut off.
 
@@ -21,14 +21,14 @@ use std::time::{Duration, Instant};
 /// Most bytes that are received without knowing what they belong to: the base of the receive
 /// buffer.
 pub const AHEAD: usize = 256 << 10;
-/// A rest of a message up to this length moves to the front of the buffer before more is received,
-/// also if it would fit where it is.
+/// The rest of a message up to this length moves to the front of the buffer before more is
+/// received, even if the message would fit where it is.
 const MOVE_ALWAYS: usize = 8 << 10;
-/// Replies are sent once so many bytes are waiting, even if more requests are buffered: the client
-/// gets to work while we do. The base of the send buffer has room for a reply of that length too.
+/// Replies are sent once this many bytes wait, even if more requests are buffered: the client gets
+/// to work while we do. The base of the send buffer also has room for a reply of that length.
 pub const SEND_AT: usize = 128 << 10;
 const SEND_BASE: usize = 2 * SEND_AT + (64 << 10);
-/// Bytes a second that a client has to move at least while others wait.
+/// Fewest bytes a second that a client has to move while others wait.
 const LEAST_RATE: usize = 64 << 10;
 /// How long a connection that has a part of the shared memory waits for its client at a time.
 const TICK: Duration = Duration::from_millis(100);
@@ -38,7 +38,7 @@ const TICK: Duration = Duration::from_millis(100);
 pub enum Hangup {
     /// The client closed it, between messages or within one.
     Closed,
-    /// The client spoke something else, or too slowly, or asked for too much.
+    /// The client broke the protocol, or was too slow, or asked for too much.
     Refused,
     /// The client held up others.
     Stalled,
@@ -61,7 +61,8 @@ pub struct Input {
 }
 
 impl Input {
-    /// Begins to receive; until [`Input::lift_deadline`], waiting beyond `deadline` is an end.
+    /// Begins to receive. Until [`Input::lift_deadline`], waiting beyond `deadline` ends the
+    /// connection.
     pub fn new(socket: Arc<OwnedFd>, deadline: Instant) -> Self {
         Self {
             socket,
@@ -74,12 +75,12 @@ impl Input {
         }
     }
 
-    /// From now on the client may take its time.
+    /// Lifts the deadline: from now on the client may be slow.
     pub fn lift_deadline(&mut self) {
         self.deadline = None;
     }
 
-    /// Bytes that are here and not yet consumed.
+    /// Bytes that were received and not yet consumed.
     pub fn buffered(&self) -> usize {
         self.end - self.start
     }
@@ -103,8 +104,8 @@ impl Input {
         Ok(&self.buffer[self.start..self.start + n])
     }
 
-    /// The same for the next message, of which nothing may be here yet: `false` if for a while
-    /// nothing came, and others may want memory that this connection keeps.
+    /// Waits for the first `n` bytes of the next message. `false`: nothing has come for a while,
+    /// and others may want the memory that this connection keeps.
     pub fn wait(&mut self, n: usize) -> Outcome<bool> {
         if self.buffered() == 0 && self.patience.is_some() {
             self.make_room(n);
@@ -138,7 +139,7 @@ impl Input {
         }
     }
 
-    /// Goes back to the base, or what is buffered beyond it.
+    /// Shrinks the buffer to its base, or to what is buffered if that is more.
     fn shrink(&mut self) {
         if self.buffer.len() > AHEAD {
             let mut base = vec![0; AHEAD.max(self.buffered())];
@@ -247,8 +248,7 @@ impl Output {
         self.len += len;
     }
 
-    /// At least `n` writable bytes behind what is waiting. [`Output::commit`] makes them part of
-    /// it.
+    /// At least `n` writable bytes behind those that wait. [`Output::commit`] adds them to these.
     pub fn room(&mut self, n: usize) -> &mut [u8] {
         if self.buffer.len() - self.len < n {
             let mut larger = vec![0; (self.len + n).next_multiple_of(4096)];
@@ -258,18 +258,18 @@ impl Output {
         &mut self.buffer[self.len..]
     }
 
-    /// Makes `n` bytes that were written to [`Output::room`] part of what is waiting.
+    /// Adds `n` bytes that were written to [`Output::room`] to those that wait.
     pub fn commit(&mut self, n: usize) {
         debug_assert!(n <= self.buffer.len() - self.len);
         self.len += n;
     }
 
-    /// Sends if much is waiting already.
+    /// Sends if at least [`SEND_AT`] bytes wait.
     pub fn flush_if_large(&mut self) -> Outcome<()> {
         if self.len >= SEND_AT { self.flush() } else { Ok(()) }
     }
 
-    /// Sends all that is waiting.
+    /// Sends all bytes that wait.
     pub fn flush(&mut self) -> Outcome<()> {
         let (mut sent, since) = (0, Instant::now());
         while sent < self.len {
@@ -278,7 +278,7 @@ impl Output {
                 Ok(n) => sent += n,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) if self.patience.is_some() => {}
-                // Shaking hands has a time limit.
+                // The handshake has a time limit.
                 Err(Errno::AGAIN) => return Err(Hangup::Refused),
                 Err(Errno::CONNRESET | Errno::PIPE) => return Err(Hangup::Closed),
                 Err(e) => return Err(Hangup::System(e)),
@@ -289,7 +289,7 @@ impl Output {
         Ok(())
     }
 
-    /// Goes back to the base. Everything was sent.
+    /// Shrinks the buffer to its base. Everything must have been sent.
     fn shrink(&mut self) {
         debug_assert_eq!(self.len, 0);
         if self.buffer.len() > SEND_BASE {
@@ -298,13 +298,13 @@ impl Output {
     }
 }
 
-/// The memory that a connection has a part of, and how long others wait for a client that stands
-/// still; `None` without a part.
+/// The share that a connection has a part of, and how long its client may stand still while others
+/// wait; `None` without a part.
 type Patience = Option<(Arc<Share>, Duration)>;
 
-/// Ends a connection that holds up others: since `since` it has `moved` fewer bytes than a client
-/// does that pauses for as long as it may and then moves [`LEAST_RATE`] bytes a second. While no
-/// other connection waits, a client may take its time.
+/// Ends a connection that holds up others. Since `since` it has `moved` bytes: fewer than a client
+/// that stands still for as long as it may and then moves [`LEAST_RATE`] bytes a second. While no
+/// other connection waits, a client may be slow.
 fn check_patience(patience: &Patience, since: Instant, moved: usize) -> Outcome<()> {
     let Some((share, stall)) = patience else { return Ok(()) };
     let allowed = *stall + Duration::from_secs((moved / LEAST_RATE) as u64);
@@ -320,7 +320,7 @@ pub struct Hold<'a> {
 }
 
 impl<'a> Hold<'a> {
-    /// None yet. A client that stands still for `stall` while others wait is cut off.
+    /// Holds no part yet. A client that stands still for `stall` while others wait is cut off.
     pub fn new(shares: &'a Shares, stall: Duration, closed: &'a AtomicBool) -> Self {
         Self { shares, part: None, stall, closed }
     }
@@ -330,8 +330,8 @@ impl<'a> Hold<'a> {
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// Waits for memory of so many bytes for both buffers together, beyond their bases. What is
-    /// waiting to be sent is sent before.
+    /// Waits for `bytes` bytes of memory for both buffers together, beyond their bases. Sends all
+    /// waiting replies before.
     pub fn take(&mut self, bytes: usize, input: &mut Input, output: &mut Output) -> Outcome<()> {
         if self.part.as_ref().is_some_and(|part| part.bytes() >= bytes) {
             return Ok(());
@@ -344,7 +344,7 @@ impl<'a> Hold<'a> {
         set_timeouts(&input.socket, Some(TICK))
     }
 
-    /// Gives it back if others wait for it, or if it is more than `keep` bytes.
+    /// Gives the part back if others wait for memory, or if it has more than `keep` bytes.
     pub fn settle(&mut self, keep: usize, input: &mut Input, output: &mut Output) -> Outcome<()> {
         match &self.part {
             Some(part) if part.bytes() > keep || part.share().is_wanted() => {
@@ -354,7 +354,7 @@ impl<'a> Hold<'a> {
         }
     }
 
-    /// Sends what is waiting, and gives the memory back.
+    /// Sends all waiting replies, and gives the part back.
     pub fn give_back(&mut self, input: &mut Input, output: &mut Output) -> Outcome<()> {
         output.flush()?;
         if self.part.is_some() {
@@ -368,7 +368,7 @@ impl<'a> Hold<'a> {
     }
 }
 
-/// How long sending and receiving wait at a time.
+/// Sets how long sending and receiving wait at a time.
 fn set_timeouts(socket: &OwnedFd, time: Option<Duration>) -> Outcome<()> {
     for which in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
         sockopt::set_socket_timeout(socket, which, time).map_err(Hangup::System)?;

@@ -1,7 +1,7 @@
 //! The kernel's ABI of ublk (`linux/ublk_cmd.h`), as far as it is used here.
 //!
-//! Invariant: every structure has the kernel's size and field order; only plain numbers are in
-//! them, so any bytes are a valid value and none of them is padding.
+//! Invariant: every structure has the kernel's size and field order, and holds only plain numbers,
+//! so any bytes are a valid value, and none is padding.
 
 /// Everything below is encoded as an ioctl of this type (Linux 6.4 and later).
 const IOCTL_TYPE: u32 = b'u' as u32;
@@ -38,7 +38,8 @@ impl Command {
         Self(ioctl(READ | WRITE, number, size_of::<ControlCommand>()))
     }
 
-    /// The number that the kernel is told; `plain`: as before Linux 6.4.
+    /// The number of the command for the kernel; `plain`: without the ioctl encoding, as before
+    /// Linux 6.4.
     pub(super) const fn code(self, plain: bool) -> u32 {
         if plain { self.0 & 0xff } else { self.0 }
     }
@@ -52,7 +53,7 @@ pub(super) const fn fetch(plain: bool) -> u32 {
     if plain { FETCH & 0xff } else { FETCH }
 }
 
-/// The operation that tells a result and asks for the tag's next request.
+/// The operation that reports a tag's result and asks for its next request.
 pub(super) const fn commit_and_fetch(plain: bool) -> u32 {
     if plain { COMMIT_AND_FETCH & 0xff } else { COMMIT_AND_FETCH }
 }
@@ -70,7 +71,7 @@ pub(super) const F_UPDATE_SIZE: u64 = 1 << 10;
 
 /// The device is not started yet, or it is stopped.
 pub(super) const STATE_DEAD: u16 = 0;
-/// What `struct ublksrv_ctrl_cmd` is.
+/// `struct ublksrv_ctrl_cmd`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct ControlCommand {
@@ -99,7 +100,7 @@ impl ControlCommand {
     }
 }
 
-/// What `struct ublksrv_ctrl_dev_info` is.
+/// `struct ublksrv_ctrl_dev_info`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DeviceInfo {
@@ -112,7 +113,7 @@ pub(super) struct DeviceInfo {
     pub server_pid: i32,
     pub pad1: u32,
     pub flags: u64,
-    /// The kernel keeps this and does nothing with it: the mark of the volume is here.
+    /// The kernel keeps this field without using it: it holds the mark of the volume.
     pub server_flags: u64,
     pub owner_uid: u32,
     pub owner_gid: u32,
@@ -121,7 +122,7 @@ pub(super) struct DeviceInfo {
 
 const _: () = assert!(size_of::<DeviceInfo>() == 64);
 
-/// What `struct ublk_params` begins with: all of it that is set here.
+/// The beginning of `struct ublk_params`: all of it that is set here.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Params {
@@ -142,7 +143,7 @@ pub(super) struct Params {
     pub max_write_zeroes_sectors: u32,
     pub max_discard_segments: u16,
     pub reserved: u16,
-    /// The first field of what follows; it counts only if `types` says so.
+    /// The first field of the next part; valid only if `types` says so.
     pub next: u32,
 }
 
@@ -153,7 +154,7 @@ pub(super) const PARAM_DISCARD: u32 = 2;
 pub(super) const ATTR_VOLATILE_CACHE: u32 = 1 << 2;
 pub(super) const ATTR_FUA: u32 = 1 << 3;
 
-/// What `struct ublksrv_io_desc` is: a request, in memory that the kernel shares.
+/// `struct ublksrv_io_desc`: a request, in memory that the kernel shares.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Descriptor {
@@ -173,7 +174,7 @@ pub(super) const OP_WRITE_ZEROES: u32 = 5;
 pub(super) const IO_FUA: u32 = 1 << 13;
 pub(super) const IO_NO_UNMAP: u32 = 1 << 15;
 
-/// What `struct ublksrv_io_cmd` is.
+/// `struct ublksrv_io_cmd`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct IoCommand {
@@ -200,7 +201,7 @@ impl IoCommand {
 /// The most tags that a queue may have.
 pub(super) const MAX_DEPTH: usize = 4096;
 
-/// Where in the character device the data of a tag begins.
+/// The offset of a tag's data in the character device.
 pub(super) const fn data_at(queue: u16, tag: u16) -> u64 {
     const BASE: u64 = 0x8000_0000;
     const TAG_SHIFT: u32 = 25;
@@ -208,8 +209,8 @@ pub(super) const fn data_at(queue: u16, tag: u16) -> u64 {
     BASE + ((queue as u64) << QUEUE_SHIFT | (tag as u64) << TAG_SHIFT)
 }
 
-/// Where in the character device the descriptors of a queue of `depth` tags are mapped: offset and
-/// length, for pages of `page` bytes.
+/// The offset and length of the mapping of a queue's descriptors in the character device, for
+/// `depth` tags and pages of `page` bytes.
 pub(super) const fn descriptors_at(queue: u16, depth: u16, page: usize) -> (u64, usize) {
     let most = (MAX_DEPTH * size_of::<Descriptor>()).next_multiple_of(page);
     let len = (depth as usize * size_of::<Descriptor>()).next_multiple_of(page);

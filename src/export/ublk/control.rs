@@ -1,7 +1,7 @@
 //! Commands to `/dev/ublk-control`, each with a bound on how long it may take.
 //!
-//! Invariants: memory that a command names outlives the command, also one that is given up; nothing
-//! here waits longer than it was told to.
+//! Invariants: memory that a command names outlives the command, even if the command is given up;
+//! no command is waited for longer than its limit.
 
 use super::abi::{self, Command, ControlCommand, DeviceInfo, Params};
 use io_uring::squeue::Entry128;
@@ -18,7 +18,7 @@ pub(super) const PATH: &str = "/dev/ublk-control";
 /// The device number that lets the kernel choose one.
 const ANY: u32 = u32::MAX;
 
-/// Long enough for what the kernel answers by itself.
+/// Time limit of commands that the kernel answers by itself.
 const SOON: Duration = Duration::from_secs(10);
 
 /// Why a command failed.
@@ -57,7 +57,7 @@ impl Plain for u64 {}
 impl Plain for DeviceInfo {}
 impl Plain for Params {}
 
-/// The driver's ear.
+/// An open connection to the driver, for commands.
 pub(super) struct Control {
     node: OwnedFd,
     ring: IoUring<Entry128, cqueue::Entry>,
@@ -84,7 +84,7 @@ impl Control {
         Ok(control)
     }
 
-    /// The features that the driver tells; `None` before Linux 6.5.
+    /// The features that the driver reports; `None` before Linux 6.5.
     pub(super) fn features(&self) -> Option<u64> {
         self.features
     }
@@ -99,7 +99,7 @@ impl Control {
         self.plain
     }
 
-    /// Makes a device, and says what it became.
+    /// Makes a device, and returns what the kernel made of `info`.
     pub(super) fn add(&mut self, info: DeviceInfo) -> Answer<DeviceInfo> {
         let info = DeviceInfo { id: ANY, ..info };
         self.get(Command::ADD_DEV, ANY, info)
@@ -118,22 +118,22 @@ impl Control {
         self.get(Command::GET_PARAMS, id, empty)
     }
 
-    /// Shows the block device: all its queues must ask for requests by now.
+    /// Makes the block device appear: all its queues must have asked for requests.
     pub(super) fn start(&mut self, id: u32) -> Answer {
         self.tell(Command::START_DEV, id, u64::from(std::process::id()), SOON)
     }
 
-    /// Takes the block device away; what waits for an answer fails.
+    /// Takes the block device away; unanswered requests fail.
     pub(super) fn stop(&mut self, id: u32, limit: Duration) -> Answer {
         self.tell(Command::STOP_DEV, id, 0, limit)
     }
 
-    /// Says that another server takes over. Fails with `EBUSY` while the last one is not gone.
+    /// Announces that another server takes over. Fails with `EBUSY` while the last one is not gone.
     pub(super) fn begin_recovery(&mut self, id: u32) -> Answer {
         self.tell(Command::START_USER_RECOVERY, id, 0, SOON)
     }
 
-    /// Lets requests flow again: all queues must ask for them by now.
+    /// Lets requests flow again: all queues must have asked for them.
     pub(super) fn end_recovery(&mut self, id: u32) -> Answer {
         self.tell(Command::END_USER_RECOVERY, id, u64::from(std::process::id()), SOON)
     }
@@ -143,8 +143,8 @@ impl Control {
         self.tell(Command::UPDATE_SIZE, id, sectors, SOON)
     }
 
-    /// Deletes a device that is stopped. Where the kernel can, it does that by itself once the last
-    /// user of the block device is gone; else that is waited for, up to `limit`.
+    /// Deletes a stopped device. If the kernel can, it deletes the device by itself once the last
+    /// user has closed it; if not, this call waits for that, up to `limit`.
     pub(super) fn delete(&mut self, id: u32, limit: Duration) -> Answer {
         match self.tell(Command::DEL_DEV_ASYNC, id, 0, limit) {
             Err(Failure::Errno(Errno::OPNOTSUPP | Errno::INVAL)) => {
@@ -219,7 +219,7 @@ impl Control {
         }
     }
 
-    /// Gives up the command under way, so that a late answer is not taken for that of another.
+    /// Gives up the command in flight, so that its late answer is not taken for that of another.
     fn replace_ring(&mut self) -> Answer {
         self.ring = ring()?;
         Ok(())
@@ -245,7 +245,7 @@ pub(super) fn devices() -> Vec<u32> {
     ids
 }
 
-/// Whether a device made with `flags` works as it must: it survives its server.
+/// Whether a device made with `flags` survives its server, as it must.
 pub(super) fn recovers(flags: u64) -> bool {
     let wanted = abi::F_USER_RECOVERY | abi::F_USER_RECOVERY_REISSUE;
     flags & wanted == wanted

@@ -1,4 +1,4 @@
-//! What this machine has for the export, and how to get what is missing.
+//! What this machine has for the ublk export, and how to get what is missing.
 
 use super::abi;
 use super::control::{self, Control, Failure, PATH};
@@ -54,7 +54,7 @@ pub fn available() -> Result<(), String> {
     }
 }
 
-/// The error of a command that needs the driver, which can't be asked.
+/// The error when the driver, which a command needs, can't be asked.
 pub(super) fn refusal(failure: &Failure) -> Error {
     let (why, hint) = explain(failure);
     Error::failure(format!("export ublk does not work here: {why}")).hint(hint)
@@ -84,7 +84,7 @@ fn recovery(control: &Control) -> Result<String, String> {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let works = match control.features() {
         Some(features) => control::recovers(features),
-        None => version(&release).is_none_or(|v| v >= (6, 1)), // one that can't be read is tried
+        None => version(&release).is_none_or(|v| v >= (6, 1)), // an unreadable release is tried
     };
     if works {
         Ok("devices outlive their daemon".to_owned())

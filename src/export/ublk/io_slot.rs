@@ -1,4 +1,4 @@
-//! One thread's way to serve requests: its channel into the volume, and its memory.
+//! What one thread serves requests with: its channel into the volume, and its memory.
 //!
 //! Invariant: serving allocates nothing and takes no lock of the export.
 
@@ -16,8 +16,8 @@ pub(super) struct IoSlot {
     queue: u16,
     shape: Shape,
     node: Arc<OwnedFd>,
-    /// Requests of so many bytes go through the channel in parts, on several threads; no buffer is
-    /// larger then.
+    /// Requests of at least this many bytes go through the channel in parts, on several threads;
+    /// buffers are no larger then.
     ships: Option<usize>,
     buffers: Buffers,
     channel: Box<dyn Channel>,
@@ -46,7 +46,7 @@ impl IoSlot {
         Ok(Self { queue, shape, node, ships, buffers, channel })
     }
 
-    /// Serves a request, except for making it durable; the bytes that were moved, or an errno.
+    /// Serves a request without making it durable. Returns the bytes moved, or a negative errno.
     pub(super) fn serve(&mut self, tag: u16, asked: Asked, arrived: Instant) -> i32 {
         let Self { channel, buffers, node, shape, .. } = self;
         let data = Waiting { node, at: abi::data_at(self.queue, tag) };
@@ -83,12 +83,13 @@ impl IoSlot {
         done.map_or_else(failure, |()| asked.moved())
     }
 
-    /// Makes durable all that was served before; 0 or an errno.
+    /// Makes durable all that was served before. Returns 0 or a negative errno.
     pub(super) fn flush(&mut self, arrived: Instant) -> i32 {
         self.channel.submit(Request::Flush, arrived).map_or_else(failure, |()| 0)
     }
 
-    /// Where the kernel moves the data of `tag`; 0 where it does not.
+    /// The address to which the kernel copies the data of `tag`, or from it; 0 where it does not
+    /// copy.
     pub(super) fn address(&self, tag: u16) -> u64 {
         if self.shape.user_copy { 0 } else { self.buffers.address(usize::from(tag)) }
     }

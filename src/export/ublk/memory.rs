@@ -33,7 +33,7 @@ pub(super) struct Descriptors {
 }
 
 impl Descriptors {
-    /// Those of `queue` of the character device `node`.
+    /// Maps the descriptors of `queue` of the character device `node`.
     pub(super) fn map(node: impl AsFd, queue: u16, depth: u16) -> rustix::io::Result<Self> {
         let (offset, len) = abi::descriptors_at(queue, depth, rustix::param::page_size());
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
@@ -54,15 +54,15 @@ impl Descriptors {
     }
 }
 
-/// Equal pieces of memory that begin pages.
+/// Buffers of equal size, aligned to pages.
 pub(super) struct Buffers {
     mapping: Mapping,
     piece: usize,
 }
 
 impl Buffers {
-    /// `count` buffers of `piece` bytes, a multiple of the block size. They take memory when they
-    /// are first used, and keep it: they are not swapped out where the process may ask for that.
+    /// `count` buffers of `piece` bytes, a multiple of the block size. They take memory at first
+    /// use and keep it: they are locked, if the process may lock memory.
     pub(super) fn new(count: usize, piece: usize) -> rustix::io::Result<Self> {
         let len = count * piece;
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
@@ -79,7 +79,7 @@ impl Buffers {
         Ok(Self { mapping: Mapping { base, len }, piece })
     }
 
-    /// Bytes in all of them.
+    /// Bytes of all buffers together.
     pub(super) fn len(&self) -> usize {
         self.mapping.len
     }
@@ -98,7 +98,7 @@ impl Buffers {
         })
     }
 
-    /// All of buffer `at`, which must be there.
+    /// The whole buffer `at`, which must exist.
     pub(super) fn whole(&mut self, at: usize) -> &mut [u8] {
         let piece = self.piece;
         self.get(at, piece).unwrap_or_default()

@@ -1,10 +1,10 @@
 //! The ublk export: a block device of the kernel whose requests this process serves through
 //! io_uring, linked as `/dev/ztier/NAME`.
 //!
-//! Invariants: a device carries the mark of its volume, by which it is found after its daemon died;
-//! it is always made so that it waits for the next server and gives it all requests that were not
-//! answered; a device that is held is taken away only by force; only a volume with the same size
-//! and ways takes a device over.
+//! Invariants: a device carries the mark of its volume, which leads to it after its daemon died; it
+//! is always made so that it waits for the next server and gives it all unanswered requests; a
+//! device that is held is taken away only by force; only a volume with the same size and abilities
+//! takes a device over.
 
 mod abi;
 mod control;
@@ -45,7 +45,7 @@ const MAX_IO: usize = 1 << 20;
 /// How long a stop waits for processes that only look (udev, blkid) before they count as holders.
 const LOOKERS_WAIT: Duration = Duration::from_millis(500);
 
-/// How long the kernel may take for what can wait for another process.
+/// Time limit of commands that may wait for another process.
 const LIMIT: Duration = Duration::from_secs(8);
 
 /// How to export a device.
@@ -85,7 +85,7 @@ impl Options {
     }
 }
 
-/// A number for a volume of a run directory: FNV-1a, which stays the same in every version.
+/// The mark of a volume: FNV-1a of run directory and name, the same in every version.
 pub(super) fn mark(run_dir: &Path, name: &str) -> u64 {
     let bytes = run_dir.as_os_str().as_encoded_bytes().iter().chain(b"\0ztier\0");
     bytes.chain(name.as_bytes()).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -111,9 +111,9 @@ impl Ublk {
         options.leftovers()
     }
 
-    /// Makes the device, or takes over the one that is waiting, and links it; when it returns the
-    /// device is usable. Undoes what it made when a step fails; a device that was waiting goes on
-    /// waiting.
+    /// Makes the device, or takes over the one that is waiting, and links it. When this returns,
+    /// the device is usable. If a step fails, undoes what it made; a device that was waiting goes
+    /// on waiting.
     ///
     /// # Errors
     /// A step is not possible here (no driver, no privilege, the name is in use, the waiting device
@@ -145,7 +145,7 @@ impl Ublk {
             Err(e) => {
                 let mut export = export;
                 if !export.resumed {
-                    let _ = export.take_away(); // the error to tell is the first
+                    let _ = export.take_away(); // the first error is the one to report
                 }
                 Err(e)
             }
@@ -192,7 +192,7 @@ impl Ublk {
                 Ok(Self { id, options, device, resumed: false, threads, there: true })
             }
             Err(e) => {
-                let _ = control.stop(info.id, LIMIT); // the error to tell is the first
+                let _ = control.stop(info.id, LIMIT); // the first error is the one to report
                 let _ = control.delete(info.id, LIMIT);
                 Err(e)
             }
@@ -225,13 +225,13 @@ impl Ublk {
         let export =
             Self { id, options, device, resumed: true, threads: Some(threads), there: true };
         if behind {
-            // It goes on with its old size otherwise, which is no harm.
+            // If this fails, the device keeps its old size, which does no harm.
             let _ = export.resized();
         }
         Ok(export)
     }
 
-    /// Starts the threads of a device, and then the device; of a new one with this sector.
+    /// Starts the threads of a device, and then the device. `new` is the sector of a new device.
     fn bring_up(
         control: &mut Control,
         info: &DeviceInfo,
@@ -274,8 +274,8 @@ impl Ublk {
     }
 
     /// Waits a little for processes that only look, then refuses because of the first holder. The
-    /// descriptor that it returns keeps other processes from opening the device exclusively; `None`
-    /// where the device is gone, because the kernel has completed a stop that was late.
+    /// returned descriptor keeps other processes from opening the device exclusively; `None`: the
+    /// device is gone, because the kernel has completed a late stop.
     fn claim(&self) -> Result<Option<OwnedFd>> {
         let deadline = Instant::now() + LOOKERS_WAIT;
         let (shown, device) = (self.options.link(), self.block_device());
@@ -327,18 +327,18 @@ impl Ublk {
     }
 }
 
-/// Threads that each of so many queues has beside its own, where requests wait for drives: drives
-/// want many under way.
+/// Offload threads for each of `queues` queues, if requests wait for drives: drives want many
+/// requests in flight.
 fn helpers(queues: u16) -> usize {
     (16 / usize::from(queues.max(1))).max(2)
 }
 
-/// Whether a block device could not be opened because there is none.
+/// Whether a block device could not be opened because it does not exist.
 fn is_gone(why: Errno) -> bool {
     matches!(why, Errno::NOENT | Errno::NXIO | Errno::NODEV)
 }
 
-/// What the kernel is told of the volume.
+/// The parameters of the volume for the kernel.
 fn ours(device: &dyn Device, sector: Sector, max_io: usize) -> Params {
     let ways = Ways { discards: device.discards(), flushes: device.flushes() };
     params::params(device.size(), sector, max_io, ways)
@@ -349,7 +349,7 @@ fn queues(threads: usize) -> u16 {
     threads.clamp(1, cpus).min(usize::from(u16::MAX)) as u16
 }
 
-/// Waits until the last server of a device is gone.
+/// Begins recovery, once the last server of the device is gone.
 fn begin_recovery(control: &mut Control, id: u32) -> Result<()> {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -410,7 +410,7 @@ impl Export for Ublk {
             return Ok(());
         }
         if let Some(claimed) = self.claim()? {
-            // What a process wrote and closed may still be on its way from the page cache.
+            // What a process wrote and closed may still be in the page cache.
             let flushed = rustix::fs::fsync(&claimed);
             flushed.context(format!("cannot flush {}", self.block_device().display()))?;
         }

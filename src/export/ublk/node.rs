@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// In KiB. Requests of 128 KiB, the default, spend much of their time on the way.
+/// In KiB. With the default, 128 KiB, requests spend much of their time in transit.
 const READ_AHEAD: &str = "1024";
 
 /// The block device of number `id`.
@@ -65,20 +65,21 @@ fn numbers(text: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Opens the block device as its only exclusive user; a mount or swap makes this fail at once.
+/// Opens the block device exclusively; a mount or swap makes this fail at once.
 pub(super) fn claim(device: &Path) -> rustix::io::Result<OwnedFd> {
     // Read-only: closing a descriptor that could write makes udev look at the device again.
     rustix::fs::open(device, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::EXCL, Mode::empty())
 }
 
-/// Sets the block device up. Best effort: without one of the files the device is slower, nothing
-/// else. Files in `queue` stop all requests for as long as the kernel takes to see that none is
-/// under way, also when they change nothing. `waits`: requests may wait for a drive; then no more
-/// is read ahead than the kernel does by itself (`docs/notes/exports-2026-11.md` has the figures).
+/// Tunes the block device. Best effort: without one of the files the device is only slower. A write
+/// to a file in `queue`, even of the same value, stops all requests until the kernel sees that none
+/// is in flight. `waits`: requests may wait for a drive; then the kernel's default readahead stays
+/// (`docs/notes/exports-2026-11.md` has the figures).
 pub(super) fn tune(id: u32, waits: bool) {
     let device = sys_of_block(id);
     let scheduler = device.join("queue/scheduler");
-    // With one queue the kernel would choose another, and udev rules of distributions do.
+    // With one queue the kernel would choose another scheduler, and so do udev rules of
+    // distributions.
     if !fs::read_to_string(&scheduler).is_ok_and(|text| text.contains("[none]")) {
         let _ = fs::write(scheduler, "none");
     }

@@ -1,8 +1,8 @@
 //! Threads beside a queue's own, for requests that wait for a drive: reads and flushes of a volume
-//! that has drives. The queue goes on meanwhile.
+//! that has drives. The queue serves other requests meanwhile.
 //!
-//! Invariants: every job that was handed in comes back, at the latest when the offload pool is
-//! closed; handing in and taking back allocate nothing.
+//! Invariants: every submitted job comes back, at the latest when the offload pool is closed;
+//! submitting and collecting allocate nothing.
 
 use super::io_slot::IoSlot;
 use super::params::Asked;
@@ -33,11 +33,11 @@ struct Shared {
     jobs: Mutex<Jobs>,
     work: Condvar,
     done: Mutex<Vec<Answer>>,
-    /// Readable when something is done.
+    /// Readable when jobs are done.
     done_event: OwnedFd,
 }
 
-/// The threads, and the way to them.
+/// The threads, and what they share with the queue.
 pub(super) struct OffloadPool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -64,32 +64,32 @@ impl OffloadPool {
         Ok(offload)
     }
 
-    /// Readable when something is done.
+    /// Readable when jobs are done.
     pub(super) fn done_event(&self) -> BorrowedFd<'_> {
         self.shared.done_event.as_fd()
     }
 
-    /// Hands in a request.
+    /// Submits a request.
     pub(super) fn serve(&self, tag: u16, asked: Asked, arrived: Instant) {
         self.shared.jobs.lock().waiting.push_back(Job { tag, asked, arrived });
         self.shared.work.notify_one();
     }
 
-    /// Hands in a flush; it goes before all that waits.
+    /// Submits a flush; it goes before all waiting jobs.
     pub(super) fn flush(&self, arrived: Instant) {
         let job = Job { tag: FLUSH, asked: Asked::Flush, arrived };
         self.shared.jobs.lock().waiting.push_front(job);
         self.shared.work.notify_one();
     }
 
-    /// Moves what is done to `done`.
+    /// Moves the answers of finished jobs to `done`.
     pub(super) fn collect(&self, done: &mut Vec<Answer>) {
-        // Silenced first: what is done after that makes it readable again.
+        // Reset the event first: answers that come later make it readable again.
         let _ = rustix::io::read(&self.shared.done_event, &mut [0; 8]);
         done.append(&mut self.shared.done.lock());
     }
 
-    /// Ends the threads when all that was handed in is done, and moves that to `done`.
+    /// Ends the threads when all jobs are finished, and moves the answers to `done`.
     pub(super) fn close(mut self, done: &mut Vec<Answer>) {
         self.end();
         done.append(&mut self.shared.done.lock());
@@ -124,13 +124,13 @@ impl Shared {
             let first = done.len() == 1;
             drop(done);
             if first {
-                // It can't be so full that it does not take one more.
+                // The counter of the event is never so high that this fails.
                 let _ = rustix::io::write(&self.done_event, &1u64.to_ne_bytes());
             }
         }
     }
 
-    /// The next job; `None` when there will be none.
+    /// Waits for the next job; `None` when no more will come.
     fn next(&self) -> Option<Job> {
         let mut jobs = self.jobs.lock();
         loop {

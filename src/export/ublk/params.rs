@@ -1,4 +1,4 @@
-//! What the kernel is told about a device, and how a request is read.
+//! The parameters of a device for the kernel, and the decoding of requests.
 //!
 //! Invariant: pure functions; nothing here asks the kernel.
 
@@ -9,11 +9,11 @@ use crate::device::Sector;
 /// Bytes of a sector, the kernel's unit.
 const SECTOR: u64 = 512;
 
-/// The most bytes that one discard or write-zeroes may cover. It is served in one go on the thread
-/// of its queue, which others wait for meanwhile.
+/// The most bytes that one discard or write-zeroes may cover. The queue's thread serves it in one
+/// go, while other requests of the queue wait.
 const MAX_ZEROING: u64 = 256 << 20;
 
-/// Flushes and FUA come only to a device that says that it has a volatile cache.
+/// The kernel sends flushes and FUA only to a device that announces a volatile cache.
 const CACHED: u32 = abi::ATTR_VOLATILE_CACHE | abi::ATTR_FUA;
 
 /// What a device can do for its users.
@@ -21,11 +21,11 @@ const CACHED: u32 = abi::ATTR_VOLATILE_CACHE | abi::ATTR_FUA;
 pub(super) struct Ways {
     /// It takes discards.
     pub discards: bool,
-    /// What is written is durable only when it was flushed, or written with FUA.
+    /// Written data is durable only after a flush, or if it was written with FUA.
     pub flushes: bool,
 }
 
-/// What the kernel is told of a device of `size` bytes with this logical sector, and with requests
+/// The kernel's parameters for a device of `size` bytes with this logical sector, and with requests
 /// of up to `max_io` bytes.
 pub(super) fn params(size: u64, sector: Sector, max_io: usize, ways: Ways) -> Params {
     let shift = BLOCK_SIZE.trailing_zeros() as u8;
@@ -42,7 +42,7 @@ pub(super) fn params(size: u64, sector: Sector, max_io: usize, ways: Ways) -> Pa
         device_sectors: size / SECTOR,
         ..Params::default()
     };
-    // A device that can't forget still zeroes.
+    // A device without discards still takes write-zeroes.
     params.types |= abi::PARAM_DISCARD;
     params.discard_granularity = BLOCK_SIZE as u32;
     params.max_write_zeroes_sectors = zeroing;
@@ -53,7 +53,7 @@ pub(super) fn params(size: u64, sector: Sector, max_io: usize, ways: Ways) -> Pa
     params
 }
 
-/// What must be the same for another server to take a device over, and is not: `None` if all is.
+/// The first difference that keeps another server from taking over a device; `None`: no difference.
 pub(super) fn difference(device: &Params, ours: &Params) -> Option<String> {
     let bytes = |sectors: u64| sectors.saturating_mul(SECTOR);
     if device.device_sectors != ours.device_sectors {
@@ -98,7 +98,7 @@ pub(super) enum Asked {
         no_hole: bool,
         fua: bool,
     },
-    /// Nothing that is known.
+    /// An unknown operation.
     Unknown,
 }
 
@@ -122,7 +122,7 @@ impl Asked {
         }
     }
 
-    /// What the kernel expects as the result of success: the bytes that were moved.
+    /// The result that the kernel expects on success: the bytes moved.
     pub(super) fn moved(&self) -> i32 {
         match *self {
             Self::Read { len, .. } | Self::Write { len, .. } => i32::try_from(len).unwrap_or(0),
@@ -153,7 +153,7 @@ mod tests {
         );
         assert_eq!(asked(abi::OP_DISCARD), Asked::Discard { offset: 4096, len: 8192 });
         assert_eq!(asked(abi::OP_FLUSH), Asked::Flush);
-        // WRITE_SAME, and what may come.
+        // WRITE_SAME, and an operation of the future.
         assert_eq!((asked(4), asked(200)), (Asked::Unknown, Asked::Unknown));
         assert_eq!(asked(abi::OP_READ).moved(), 8192);
         assert_eq!(asked(abi::OP_DISCARD).moved(), 0);
@@ -176,7 +176,7 @@ mod tests {
     fn another_volume_does_not_take_over() {
         let ours = params(1 << 30, Sector::Block, 1 << 20, ALL);
         assert_eq!(difference(&ours, &ours), None);
-        // Another size of requests is none of the users' business.
+        // Users do not depend on the size of requests.
         assert_eq!(difference(&params(1 << 30, Sector::Block, 1 << 16, ALL), &ours), None);
         let smaller = difference(&params(1 << 29, Sector::Block, 1 << 20, ALL), &ours).unwrap();
         assert_eq!(smaller, "it has 536870912 bytes, the volume 1073741824");
@@ -188,7 +188,7 @@ mod tests {
         assert!(difference(&other, &ours).unwrap().contains("flushes"));
         let keeping = params(1 << 30, Sector::Block, 1 << 20, Ways { discards: false, ..ALL });
         assert!(difference(&ours, &keeping).unwrap().contains("discards"));
-        // One that need not be flushed takes over one that is flushed all the same.
+        // A volume that needs no flushes may take over a device that sends them.
         let memory = params(1 << 30, Sector::Block, 1 << 20, Ways { flushes: false, ..ALL });
         assert_eq!((memory.attrs, difference(&ours, &memory)), (0, None));
         assert!(difference(&memory, &ours).unwrap().contains("flushes"));

@@ -2,8 +2,8 @@
 //!
 //! Invariants: a request is served on the thread that received it, through a channel of that
 //! thread, without a lock and without an allocation, unless the volume has drives that it may wait
-//! for; every request that was taken is answered, failures with their negative errno; a flush
-//! begins after all that came with it is served.
+//! for; every received request is answered, failures with their negative errno; a flush begins
+//! after all that came with it is served.
 
 use super::abi::{self, IoCommand};
 use super::io_slot::IoSlot;
@@ -18,37 +18,37 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Completion of the wait for the bell.
+/// Completion of the poll of the bell.
 const BELL: u64 = u64::MAX;
 
-/// Completion of the wait for what the offload pool has done.
+/// Completion of the poll of the offload pool's event.
 const OFFLOAD_DONE: u64 = u64::MAX - 1;
 
-/// Answers are handed to the kernel at the latest when requests of so many bytes were served: users
-/// go on while the rest is served.
+/// Answers go to the kernel at the latest when requests of this many bytes were served: users go on
+/// while the rest is served.
 const ANSWER_AFTER: usize = 128 << 10;
 
-/// For how long no request comes before a thread ends that leaves its device to the next server,
+/// How long no request must come before a thread ends that leaves its device to the next server,
 /// and how long it waits for that at most.
 const QUIET: Duration = Duration::from_millis(3);
 const QUIET_AT_LAST: Duration = Duration::from_millis(200);
 
-/// A device as its queues know it.
+/// The properties of a device that its queues need.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub depth: u16,
     /// The most bytes of one request.
     pub max_io: usize,
-    /// Data is moved by reading and writing the character device; else the kernel moves it to and
-    /// from a buffer of each tag.
+    /// The daemon moves data by reading and writing the character device; otherwise the kernel
+    /// copies it to and from a buffer of each tag.
     pub user_copy: bool,
     /// Commands are plain numbers, as before Linux 6.4.
     pub plain: bool,
-    /// Threads that each queue has beside its own for what waits for a drive.
+    /// Offload threads of each queue, for requests that wait for a drive.
     pub helpers: usize,
 }
 
-/// What the kernel will be told of a request.
+/// The result of a request for the kernel.
 pub(super) struct Answer {
     pub tag: u16,
     pub result: i32,
@@ -65,13 +65,13 @@ pub(super) struct Queue {
     offload: Option<OffloadPool>,
     /// Tags that were delivered and not yet served.
     batch: Vec<u16>,
-    /// Answers that wait for a flush, and those that the offload pool's flush is for.
+    /// Answers that wait for the next flush, and those that the flush in flight covers.
     held: Vec<Answer>,
     covered: Vec<Answer>,
-    /// What the offload pool has done.
+    /// Answers from the offload pool.
     done: Vec<Answer>,
     offloaded: usize,
-    /// Tags that the kernel will still deliver something for.
+    /// The number of tags for which the kernel may still deliver something.
     live: u16,
     rung: bool,
     done_event: bool,
@@ -93,7 +93,7 @@ impl Queue {
         let descriptors = Descriptors::map(&*node, id, shape.depth)?;
         let slot = || IoSlot::new(id, shape, Arc::clone(&node), Arc::clone(&device));
         let mut offload = None;
-        // Where the kernel moves data, it does so to memory that the queue's thread has.
+        // If the kernel copies data, it uses the buffers of the queue's thread.
         if shape.helpers > 0 && shape.user_copy {
             let slots = (0..shape.helpers).map(|_| slot()).collect::<Result<_, _>>()?;
             offload = Some(OffloadPool::open(id, shape.depth, slots).map_err(|e| errno_of(&e))?);
@@ -132,8 +132,8 @@ impl Queue {
         }
     }
 
-    /// Serves until the device is stopped, or the bell rings. What it returns must be kept until
-    /// this thread has ended.
+    /// Serves until the device is stopped, or the bell rings. The result must be kept until this
+    /// thread has ended.
     pub(super) fn serve(mut self) -> Remains {
         while self.live > 0 && !self.rung {
             self.wait(None);
@@ -151,10 +151,10 @@ impl Queue {
         Remains { _ring: ring, _slot: slot }
     }
 
-    /// Hands over the last answers and takes no more requests, until none has come for a moment:
-    /// users have as many under way as they ever have then, and wait for the next server, which
-    /// gets them all. So nothing is being delivered when this thread ends, which kernels of before
-    /// 6.15 are not always up to.
+    /// Hands over the last answers, and serves no more requests, until none has come for a moment:
+    /// then users have all their requests in flight and wait for the next server, which gets them
+    /// all. So the kernel delivers nothing while this thread ends, which kernels before 6.15 do not
+    /// always survive.
     fn go_quiet(&mut self) {
         let deadline = Instant::now() + QUIET_AT_LAST;
         while Instant::now() < deadline {
@@ -228,8 +228,8 @@ impl Queue {
         self.flush(arrived);
     }
 
-    /// Makes durable what waits for it: one flush is for all of them. With an offload pool, what
-    /// comes during a flush waits for its end, and for the next.
+    /// Flushes once for all answers that wait for it. With an offload pool, answers that come
+    /// during a flush wait for its end, and for the next flush.
     fn flush(&mut self, arrived: Instant) {
         if self.held.is_empty() || !self.covered.is_empty() {
             return;
@@ -250,7 +250,7 @@ impl Queue {
         }
     }
 
-    /// Takes back what the offload pool has done, if it said so.
+    /// Takes answers from the offload pool, if its event says that there are some.
     fn take_done(&mut self) {
         if !std::mem::take(&mut self.done_event) {
             return;
@@ -272,7 +272,7 @@ impl Queue {
         }
     }
 
-    /// Has the offload pool's event told by the ring.
+    /// Has the ring poll the event of the offload pool.
     fn listen(&mut self) {
         if let Some(offload) = &self.offload {
             let poll = poll(offload.done_event(), OFFLOAD_DONE);
@@ -280,7 +280,7 @@ impl Queue {
         }
     }
 
-    /// Gives the kernel the answers so far. If it can't take them now, they go with the next.
+    /// Gives the kernel the answers so far. If it can't take them now, they go with the next ones.
     fn hand_over(&mut self) {
         if !self.ring.submission().is_empty() {
             let _ = self.ring.submit();
@@ -303,14 +303,14 @@ impl Queue {
         // the ring, and which no thread touches from the answer on until the tag is delivered
         // again. Descriptors live as long as `self`.
         let pushed = unsafe { self.ring.submission().push(entry) };
-        // There is one place for each tag, one for the bell and one for the offload pool.
+        // The queue has an entry for each tag, one for the bell and one for the offload pool.
         assert!(pushed.is_ok(), "the submission queue of ublk queue {} is full", self.id);
     }
 }
 
-/// What is left of a queue whose thread ends. Commands that are still in the kernel are cancelled
-/// by the end of the thread, in its context. When instead a ring is closed under them, the kernel
-/// (seen with 6.12) may give one back twice, and crash.
+/// What is left of a queue whose thread ends. The end of the thread cancels commands that are still
+/// in the kernel, in the thread's context. If a ring is closed under them instead, the kernel (seen
+/// with 6.12) may give one back twice, and crash.
 pub(super) struct Remains {
     _ring: IoUring,
     _slot: IoSlot,
@@ -322,14 +322,14 @@ pub(super) struct Guard;
 impl Drop for Guard {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // Without this queue all requests would wait, for good. When the whole process is gone
+            // Without this queue all requests would wait for ever. When the whole process is gone,
             // the next daemon takes the device over, with every request in it.
             std::process::abort();
         }
     }
 }
 
-/// A ring for one thread, with what the kernel has to make that cheap.
+/// A ring for one thread, with the flags that make it cheap, if the kernel has them.
 fn ring(entries: u32) -> std::io::Result<IoUring> {
     let best = IoUring::builder()
         .setup_single_issuer()

@@ -1,7 +1,7 @@
 //! The threads of a device, one a queue.
 //!
-//! Invariant: a thread is told to end by a bell that keeps ringing, and ends when all that it took
-//! is answered.
+//! Invariant: a bell that keeps ringing tells threads to end; a thread ends when it has answered
+//! all requests that it took.
 
 use super::queue::{Queue, Remains, Shape};
 use crate::device::Device;
@@ -30,7 +30,7 @@ impl QueueThreads {
         Ok(Self { node: Arc::new(node), bell: Arc::new(bell), threads: Vec::new() })
     }
 
-    /// Starts the thread of `queue`; when it returns the queue has asked for requests.
+    /// Starts the thread of `queue`. When this returns, the queue has asked for requests.
     pub(super) fn start(
         &mut self,
         queue: u16,
@@ -69,19 +69,19 @@ impl QueueThreads {
 
 impl Drop for QueueThreads {
     fn drop(&mut self) {
-        // A bell that can't be rung is one that rings already.
+        // If the write fails, the bell rings already.
         let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
         let deadline = Instant::now() + LAST;
         for thread in self.threads.drain(..) {
             while !thread.is_finished() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            // One that is late waits for a drive; it ends with the process.
+            // A late thread waits for a drive; it ends with the process.
             if thread.is_finished() {
-                // Joined first, what remains is dropped after. A panic has ended the process.
+                // Join the thread first, then drop what remains. A panic has ended the process.
                 drop(thread.join());
             } else {
-                // Without its handle it would drop what remains by itself, that is too early.
+                // A detached thread would drop what remains by itself, which is too early.
                 std::mem::forget(thread);
             }
         }

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long swap on a device that is taken away by force may take to end before.
+/// How long swap may take to end before its device is taken away by force.
 const SWAP_WAIT: Duration = Duration::from_secs(1);
 
 /// The number of the device that has `mark`, if there is one and this process may ask.
@@ -42,7 +42,7 @@ pub(super) fn find_with(control: &mut Control, mark: u64) -> Option<(u32, Device
 /// requests of its holders fail from then on.
 ///
 /// # Errors
-/// It is held, and the text says by what; or something else serves it.
+/// The device is held, and the text says by what; or a process serves it.
 pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
     let mut control = Control::open().map_err(|e| doctor::refusal(&e))?;
     let Some((id, info)) = find_with(&mut control, mark) else { return Ok(()) };
@@ -68,13 +68,13 @@ pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
     delete(&mut control, id, LIMIT)
 }
 
-/// Has swap on the device end, which has to begin before the device goes: afterwards `swapoff`
-/// could not name it, and the kernel would go on using it. What is still to be read from it then
-/// fails.
+/// Ends swap on the device. This must begin before the device goes: afterwards `swapoff` could not
+/// name it, and the kernel would go on using it. Reads of pages that are still swapped out then
+/// fail.
 fn end_swap(shown: &Path) {
     let usage = Usage::Swap { priority: 0, tuned: Vec::new(), forced: true };
     let device = shown.to_owned();
-    // Whatever comes of it, the device goes.
+    // The device goes even if this fails.
     let _ = within(SWAP_WAIT, move || usage::end(&usage, &device));
 }
 
@@ -90,7 +90,7 @@ fn is_served(info: &DeviceInfo) -> bool {
 pub(super) fn delete(control: &mut Control, id: u32, limit: Duration) -> Result<()> {
     let deadline = Instant::now() + limit;
     match control.delete(id, limit) {
-        // NODEV: another process was faster.
+        // NODEV: another process has deleted it.
         Ok(()) | Err(Failure::Late | Failure::Errno(Errno::NODEV)) => {}
         Err(e) => return Err(e).context(format!("cannot delete ublk device {id}")),
     }

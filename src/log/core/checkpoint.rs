@@ -1,19 +1,20 @@
 //! Checkpoints: the index on the log's drive, so that recovery replays only what came after.
 //!
 //! A checkpoint is a run of [pages](crate::log::disk::checkpoint_page) in one of two areas; the
-//! superblock names the newest. First it is a whole copy of the index; then *increments* follow,
-//! each with what has changed since the last, until they have become large: the next whole copy
-//! goes to the other area. Pages are made piece by piece while changes go on: one may say more than
-//! the one before, and replaying every chunk from [`Pointer::chunk`] on brings all of them to the
-//! same state. That is the fuzzy checkpoint of databases (Gray and Reuter 1992, 11.3); runs of
-//! changes beside a base are those of a log-structured merge tree (O'Neil et al. 1996).
+//! superblock names the newest. It begins with a whole copy of the index. *Increments* follow, each
+//! with what has changed since the last, until they have become large: the next whole copy goes to
+//! the other area. Pages are made piece by piece while changes go on, so a page may be newer than
+//! the one before; replaying every chunk from [`Pointer::chunk`] on brings all pages to the same
+//! state. That is the fuzzy checkpoint of databases (Gray and Reuter 1992, 11.3); runs of changes
+//! beside a base are those of a log-structured merge tree (O'Neil et al. 1996).
 //!
 //! Invariants: the pages that the superblock names are never written; a checkpoint is named only
-//! when its pages are durable, and every chunk that they could know of; nothing depends on having
-//! one, because each of its entries is also in a chunk. A page's entries speak of slots as they
-//! were used when it was begun, which its `first` says: those of segments that were freed since are
-//! dropped. Nothing is copied while the index forgets a window whose end is no durable tail yet: a
-//! later, smaller window from the same tail would take the backing store behind what was forgotten.
+//! when its pages are durable, and every chunk that they may know of; nothing depends on a
+//! checkpoint, because each of its entries is also in a chunk. A page's entries name slots as they
+//! were used when the page was begun, which its `first` says; entries of segments that were freed
+//! since are dropped. Nothing is copied while the index forgets a window whose end is no durable
+//! tail yet: a later, smaller window from the same tail would set the backing store back to a state
+//! before what was forgotten.
 
 use super::command::{Command, Device, Op};
 use super::commit::Flight;
@@ -24,35 +25,36 @@ use crate::log::disk::format::{ENTRY, PAGE_SIZES, Pointer};
 use crate::log::planted::{self, Bug, mark};
 use std::sync::Arc;
 
-/// Bytes of log for a byte of a whole copy: what copies cost is less than one part of this.
+/// Bytes of log for a byte of a whole copy: copies cost less than 1 / `RATIO` of the log's writes.
 const RATIO: u64 = 32;
-/// Which part of a whole copy its increments are at most: more make reading slower than they spare.
+/// Increments take at most 1 / `PART` of their whole copy: more would cost more reading than they
+/// save writing.
 const PART: u64 = 4;
-/// Pages of increments that there may be in any case.
+/// Pages that increments may take in any case.
 const INCREMENT_MIN: u64 = 8;
-/// Which part of the distance between two checkpoints may go by before one that is being made is
-/// hurried, and bytes that may in any case.
+/// A checkpoint is hurried when more bytes were written since it began than 1 / `LATE_PART` of the
+/// distance between two checkpoints, plus `LATE_MIN`.
 const LATE_PART: u64 = 8;
 const LATE_MIN: u64 = 256 << 10;
-/// Pages in flight at once.
+/// Most pages in flight.
 const DEPTH: u32 = 4;
-/// Pages that an area should have room for at least.
+/// Least number of pages that an area should have room for.
 const PAGES_MIN: u64 = 64;
-/// Items that are looked at in one step, so that no request waits long.
+/// Items that one step visits, so that no request waits long.
 const STEP: usize = if cfg!(sim) { 24 } else { 16 << 10 };
 
 /// How far a checkpoint has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Idle,
-    /// Pages are made; the next item is this one.
+    /// Pages are made; this item of this content is next.
     Copying(Content, u64),
     /// All pages are made, and some are being written.
     Ending,
-    /// The drive has to be flushed, then is.
+    /// The pages are written; the drive has to be flushed, then is being flushed.
     Unflushed,
     Flushing,
-    /// The pages are durable; all chunks below `end` have to be.
+    /// The pages are durable; all chunks below `end` have to become durable.
     Durable,
     /// The superblock that names it is being written.
     Naming,
@@ -65,22 +67,22 @@ pub(in crate::log) struct Checkpoint {
     pointer: Pointer,
     /// The page that is being filled.
     draft: Option<Draft>,
-    /// For an increment: only what segments from this one on say is copied.
+    /// For an increment: only entries of segments from this one on are copied.
     since: Option<u64>,
-    /// Pages in flight, also of one that was given up.
+    /// Pages in flight, also of a checkpoint that was given up.
     flying: u32,
-    /// Chunks below this are in it, at most.
+    /// Its pages may know of chunks below this, and of no others.
     end: u64,
-    /// Bytes of chunks closed since the last one began, and since the last whole copy did.
+    /// Bytes of chunks closed since the last checkpoint began, and since the last whole copy began.
     grown: [u64; 2],
-    /// Entries of chunks closed since the one began that is named, and how many of them this one
-    /// has.
+    /// Entries of chunks closed since the named checkpoint began, and how many of them the
+    /// checkpoint at work covers.
     entries: [usize; 2],
     attempts: u64,
-    /// Whether the index has forgotten what no record takes back, since the whole copy began that
-    /// is named, and since the last one began.
+    /// Whether the index has forgotten an entry without a record that says so: since the named
+    /// whole copy began, and since the last whole copy began.
     spoilt: [bool; 2],
-    /// How many were made.
+    /// Number of checkpoints made.
     pub(super) made: u64,
 }
 
@@ -101,24 +103,24 @@ impl Checkpoint {
         }
     }
 
-    /// A chunk of so many bytes and entries was closed.
+    /// Counts a closed chunk of `bytes` and `entries`.
     pub(super) fn grow(&mut self, bytes: u32, entries: usize) {
         self.grown = self.grown.map(|grown| grown + u64::from(bytes));
         self.entries[0] += entries;
     }
 
-    /// Bytes of chunks since the last one began.
+    /// Bytes of chunks closed since the last checkpoint began.
     pub(super) fn grown(&self) -> u64 {
         self.grown[0]
     }
 
-    /// A checkpoint was loaded whose whole copy began so many bytes before its end.
+    /// Notes that a checkpoint was loaded whose whole copy began `bytes` of log before its end.
     pub(in crate::log) fn loaded(&mut self, bytes: u64) {
         self.grown[1] += bytes;
     }
 
-    /// The index forgets where a block is, and no record says so: what is copied of changes alone
-    /// would bring back what a whole copy from before says of it.
+    /// Notes that the index forgets where a block is, and no record says so: an increment cannot
+    /// say so either, and the whole copy before it would bring the entry back.
     pub(super) fn spoil(&mut self) {
         self.spoilt = [true; 2];
         if self.since.is_some() {
@@ -126,7 +128,7 @@ impl Checkpoint {
         }
     }
 
-    /// Gives up the one that is being made, unless it is whole already.
+    /// Gives up the checkpoint at work, unless the superblock that names it is being written.
     pub(super) fn abort(&mut self) {
         if !matches!(self.stage, Stage::Idle | Stage::Naming) {
             mark("checkpoint.aborted");
@@ -135,7 +137,7 @@ impl Checkpoint {
         }
     }
 
-    /// Whether a flush of the drive is wanted; it counts from here on as begun.
+    /// Whether a flush of the drive is wanted; from here on that flush counts as begun.
     pub(super) fn take_unflushed(&mut self) -> bool {
         let wanted = self.stage == Stage::Unflushed;
         if wanted {
@@ -144,14 +146,14 @@ impl Checkpoint {
         wanted
     }
 
-    /// The flush has ended well.
+    /// A flush that began after [`Self::take_unflushed`] has ended well.
     pub(super) fn flushed(&mut self) {
         if self.stage == Stage::Flushing {
             self.stage = Stage::Durable;
         }
     }
 
-    /// The superblock names it.
+    /// A durable superblock names the checkpoint.
     pub(super) fn named(&mut self) {
         mark("checkpoint.ended");
         self.made += 1;
@@ -163,14 +165,14 @@ impl Checkpoint {
     }
 }
 
-/// Bytes of a page in an area of this size.
+/// Bytes of a page in an area of `area` bytes.
 fn page_size(area: u64) -> u32 {
     let most = (area / PAGES_MIN).clamp(u64::from(PAGE_SIZES[0]), u64::from(PAGE_SIZES[1])) as u32;
     1 << most.ilog2()
 }
 
 impl Core {
-    /// Begins a checkpoint if one is due and fits, and carries one that is whole to the superblock.
+    /// Begins a checkpoint if one is due and fits; has the superblock name one that is durable.
     pub(super) fn step_checkpoint(&mut self) {
         match self.checkpoint.stage {
             Stage::Idle => self.begin_checkpoint(),
@@ -195,7 +197,7 @@ impl Core {
 
     fn begin_checkpoint(&mut self) {
         let least = self.options.checkpoint;
-        // While a superblock is on its way, the one on the drive may name the other area.
+        // While a superblock is being written, the one on the drive may name the other area.
         let may = least > 0 && self.is_written() && self.checkpoint.flying == 0;
         if !may || self.checkpoint.grown[0] < least {
             return;
@@ -237,7 +239,7 @@ impl Core {
         (fits && all - u64::from(named.whole) <= most).then_some(named)
     }
 
-    /// A copy of everything in the other area, if it fits there and is worth it.
+    /// A whole copy of the index in the other area, if it fits there and is worth it.
     fn whole_copy(&mut self) -> Option<Pointer> {
         let area = self.sb.area();
         let page = page_size(area);
@@ -262,7 +264,7 @@ impl Core {
         })
     }
 
-    /// The same checkpoint, replayed from the chunk on that is closed next.
+    /// This checkpoint, replayed from the chunk on that is closed next.
     fn starting_here(&self, pointer: Pointer) -> Pointer {
         let (segment, offset) = match (&self.open, self.segments.back()) {
             (Some(open), _) => (open.segment, open.offset),
@@ -272,7 +274,7 @@ impl Core {
         Pointer { chunk: self.next_chunk, prev: self.prev, segment, offset, ..pointer }
     }
 
-    /// Whether so much was written since the checkpoint began that it goes before the rest.
+    /// Whether the checkpoint is late, so that its pages go before chunks.
     pub(super) fn is_checkpoint_late(&self) -> bool {
         self.checkpoint.grown[0] > self.options.checkpoint / LATE_PART + LATE_MIN
     }
@@ -290,11 +292,11 @@ impl Core {
             self.checkpoint.abort();
             return None;
         }
-        // Segments that were freed since are not described.
+        // Segments that were freed since need no description.
         let from = if content == Content::Segments { from.max(self.first) } else { from };
         let draft = self.checkpoint.draft.take();
         let mut draft = draft.unwrap_or_else(|| Draft::new(content, self.first, from, page));
-        // What is in it speaks of slots of its own time.
+        // Its entries name slots as they were used when it was begun.
         let stale = draft.first() != self.first;
         let next = if stale { Some(from) } else { self.fill(content, from, &mut draft) };
         self.checkpoint.stage = match (next, content) {
@@ -339,7 +341,7 @@ impl Core {
         copying && self.checkpoint.flying < DEPTH && !self.is_moving_tail()
     }
 
-    /// A page's write has ended.
+    /// Takes the end of a page's write.
     pub(super) fn page_written(&mut self, well: bool) {
         self.checkpoint.flying -= 1;
         if !well {
@@ -349,7 +351,7 @@ impl Core {
         }
     }
 
-    /// Puts items from one on into a page, as far as it goes in one step; the one that comes next.
+    /// Puts items from `from` on into a page, as many as one step may visit; returns the next item.
     fn fill(&self, content: Content, from: u64, out: &mut Draft) -> Option<u64> {
         let since = self.checkpoint.since.unwrap_or(0);
         match content {
@@ -378,7 +380,7 @@ impl Core {
         None
     }
 
-    /// The segments before the one where replaying begins, and that one.
+    /// Puts the segments up to the one where replay begins into a page; returns the next one.
     fn fill_segments(&self, from: u64, out: &mut Draft) -> Option<u64> {
         let end = self.checkpoint.pointer.segment + 1;
         let skip = from.saturating_sub(self.first) as usize;

@@ -2,8 +2,8 @@
 //!
 //! Invariants: payloads lie one after the other behind the header, at multiples of [`GRANULE`]; the
 //! table fills the end of the chunk; what is between them is zero. A closed chunk takes no change;
-//! when all its payloads are there, its bytes are completed, and never change again. One that has
-//! to be written elsewhere is made anew.
+//! when all its payloads are there, its bytes are completed, and never change again. A chunk that
+//! has to be written elsewhere is made anew.
 
 use super::fill::{Filling, Fills};
 use super::kept::{Kept, Left};
@@ -14,7 +14,8 @@ use std::sync::Arc;
 
 /// Most bytes in a chunk.
 pub const CHUNK_MAX: u32 = 1 << 20;
-/// With less room than this a segment is finished: the least chunk with one incompressible block.
+/// A segment with less room than this is finished: the smallest chunk with one incompressible
+/// block.
 pub const CHUNK_MIN: u32 = 8192;
 
 /// A chunk that takes changes.
@@ -28,12 +29,12 @@ pub struct Open {
     capacity: usize,
     used: usize,
     entries: Vec<Entry>,
-    /// Some entry is no copy.
+    /// Whether an entry is not a copy.
     changes: bool,
     bytes: Filling,
 }
 
-/// What a closing chunk is told.
+/// What the header of a closing chunk needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Closing {
     /// Number of the chunk.
@@ -50,23 +51,23 @@ pub struct Sealed {
     pub header: Header,
     /// CRC of the header, for the next one.
     pub sum: u32,
-    /// What it changes.
+    /// Its changes and copies, in log order.
     pub entries: Vec<Entry>,
-    /// The same as it is on the drive.
+    /// The entries as they are on the drive.
     pub table: Vec<u8>,
     front: [u8; HEADER],
     /// Its payloads, and where they end, until all are there.
     filling: Option<(Filling, usize)>,
-    /// All of it, from then on; `header.len` of the bytes count.
+    /// The whole chunk, once all payloads are there; its first `header.len` bytes count.
     bytes: Option<Arc<Buffer>>,
 }
 
 /// A payload in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Payload<'a> {
-    /// It is there.
+    /// The payload is there.
     Filled(&'a [u8]),
-    /// Its writer is about to copy it there.
+    /// The writer has not copied the payload yet.
     Filling,
 }
 
@@ -77,7 +78,7 @@ impl<'a> From<Option<&'a [u8]>> for Payload<'a> {
 }
 
 impl Open {
-    /// An empty chunk that fills this memory at most.
+    /// An empty chunk that takes at most `bytes`.
     pub fn new(segment: u64, offset: u32, epoch: u64, bytes: Buffer) -> Self {
         let (capacity, entries) = (bytes.len(), Vec::new());
         let bytes = Filling::new(bytes);
@@ -90,7 +91,7 @@ impl Open {
         self.entries.is_empty()
     }
 
-    /// Whether it changes anything, and not only has copies.
+    /// Whether the chunk has changes, not only copies.
     pub fn has_changes(&self) -> bool {
         self.changes
     }
@@ -100,30 +101,30 @@ impl Open {
         self.bytes.awaits()
     }
 
-    /// Bytes that it would take if it were closed now.
+    /// Length of the chunk if it were closed now, in bytes.
     pub fn len(&self) -> usize {
         (self.used + self.entries.len() * ENTRY).next_multiple_of(ALIGN)
     }
 
-    /// Whether a payload of so many bytes, and its entry, fit.
+    /// Whether a payload of `payload` bytes, and its entry, fit.
     pub fn has_room(&self, payload: usize) -> bool {
         self.has_room_for(payload, 1)
     }
 
-    /// Whether a payload of so many bytes, and the entries of all blocks in it, fit.
+    /// Whether a payload of `payload` bytes, and the entries of its `blocks`, fit.
     pub fn has_room_for(&self, payload: usize, blocks: usize) -> bool {
         let len = payload.next_multiple_of(GRANULE as usize);
         let fits = self.used + len + (self.entries.len() + blocks) * ENTRY <= self.capacity;
         fits && (payload == 0 || self.bytes.has_slot())
     }
 
-    /// Where the next payload goes, in bytes from the segment's begin.
+    /// Offset of the next payload in the segment, in bytes.
     pub fn next_offset(&self) -> u32 {
         self.offset + self.used as u32
     }
 
-    /// Adds the entry of a payload for which [`Self::has_room`], with its length and its CRC, and
-    /// reserves the place where it is to be filled in.
+    /// Adds the entry of a payload of this length and CRC, for which [`Self::has_room`], and
+    /// reserves its place, which is to be filled.
     pub fn reserve(
         &mut self,
         block: u64,
@@ -139,7 +140,7 @@ impl Open {
         data
     }
 
-    /// The same for a copy of what the backing store has, whose payload is there already.
+    /// Adds a copy of what the backing store has, with its payload.
     pub fn append_copy(&mut self, block: u64, kind: Kind, payload: &[u8], crc: u32) -> Data {
         let offset = self.next_offset();
         let seed = Seed { epoch: self.epoch, segment: self.segment, offset, block };
@@ -152,8 +153,8 @@ impl Open {
         data
     }
 
-    /// Adds a cluster whose blocks are from `first` on, for which [`Self::has_room_for`]: the place
-    /// of its payload, of such a length and CRC, and an entry for each of them.
+    /// Adds a cluster of the blocks from `first` on, for which [`Self::has_room_for`]: reserves the
+    /// place of its payload, of this length and CRC, and adds an entry for each block.
     pub fn reserve_cluster(
         &mut self,
         first: u64,
@@ -173,7 +174,7 @@ impl Open {
         all
     }
 
-    /// The same with a payload that is there already.
+    /// Like [`Self::reserve`], with the payload filled.
     pub fn append(&mut self, block: u64, kind: Kind, payload: &[u8], crc: u32) {
         let mut fills = Fills::default();
         self.reserve(block, kind, (payload.len(), crc), &mut fills);
@@ -187,7 +188,7 @@ impl Open {
         self.entries.push(Entry::Data(data));
     }
 
-    /// Takes the place of a payload.
+    /// Reserves the place of a payload.
     fn take(&mut self, len: usize, fills: &mut Fills) {
         let from = self.used;
         self.used = (from + len).next_multiple_of(GRANULE as usize);
@@ -208,7 +209,7 @@ impl Open {
         (segment == self.segment && end <= self.used).then(|| self.bytes.read(from..end).into())
     }
 
-    /// Leaves the memory to others that it does not take: it gets no longer than it is.
+    /// Returns the memory that the chunk does not use: the chunk grows no more.
     pub fn settle(&mut self, kept: &mut Kept) {
         let len = self.len();
         kept.close(&mut self.bytes, len);
@@ -283,7 +284,7 @@ impl Sealed {
         })
     }
 
-    /// What a process left of a chunk, which is the `i`-th that it left, at a new place.
+    /// The `i`-th chunk that another process left, at a new place.
     pub(super) fn again(
         left: &Left,
         (kept, i): (&mut Kept, usize),
@@ -314,7 +315,7 @@ impl Sealed {
         Self { bytes: Some(Arc::new(bytes)), ..again }
     }
 
-    /// The same changes at another place; `bytes` are its own.
+    /// This chunk at another place; `bytes` are its complete bytes.
     pub fn moved(
         &self,
         bytes: &Buffer,
@@ -348,12 +349,12 @@ impl Sealed {
     }
 }
 
-/// The entries of a table; `None` if it is not the header's, or says what cannot be.
+/// Decodes a table; `None` if the table is not the header's, or invalid.
 pub fn read_table(header: &Header, table: &[u8]) -> Option<Vec<Entry>> {
     (header.table_check(table) == header.table).then(|| read_entries(header, table))?
 }
 
-/// The entries of a table that is the header's for certain; `None` if it says what cannot be.
+/// Decodes a table that certainly is the header's; `None` if it is invalid.
 pub fn read_entries(header: &Header, table: &[u8]) -> Option<Vec<Entry>> {
     let end = header.offset.checked_add(header.len)?;
     let inside = |d: &Data| {

@@ -1,4 +1,4 @@
-//! What a log and its writeback ask of drives, and what they are told of it.
+//! Commands of a log and its writeback to drives, and their outcomes.
 
 use crate::media::{Buffer, Drive, DriveError};
 use std::ops::Range;
@@ -7,27 +7,27 @@ use std::sync::Arc;
 /// Which drive a command is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
-    /// The log's.
+    /// The log's drive.
     Log,
     /// The backing store.
     Backing,
 }
 
-/// Beginnings of buffers, each of so many bytes.
+/// Buffers, each with the number of its first bytes that count.
 pub type Parts = Vec<(Arc<Buffer>, usize)>;
 
-/// What a drive shall do.
+/// The operation of a command.
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// Read so many bytes.
+    /// Read this many bytes.
     Read(usize),
     /// Write these bytes of the buffer.
     Write(Arc<Buffer>, Range<usize>),
-    /// Write these, one after the other.
+    /// Write these parts contiguously, in order.
     Join(Parts),
-    /// Make so many bytes read as zeros.
+    /// Make this many bytes read as zeros.
     Zero(u64),
-    /// Make all writes durable that have ended.
+    /// Make all completed writes durable.
     Flush,
 }
 
@@ -42,32 +42,32 @@ pub fn join(parts: &[(Arc<Buffer>, usize)]) -> Buffer {
     whole
 }
 
-/// Something to do; commands that are out at the same time may be done in any order.
+/// A command to a drive. Commands in flight at the same time may be carried out in any order.
 #[derive(Clone, Debug)]
 pub struct Command {
-    /// What [`Core::complete`](super::state::Core::complete) is told.
+    /// The id that [`Core::complete`](super::state::Core::complete) takes.
     pub id: u64,
     /// Which drive.
     pub device: Device,
-    /// From where on, in bytes.
+    /// Offset on the drive, in bytes.
     pub at: u64,
-    /// What.
+    /// The operation.
     pub op: Op,
 }
 
-/// What became of a command.
+/// How a command ended.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It is done.
+    /// The command succeeded.
     Done,
-    /// It is done, and these are the bytes.
+    /// The read succeeded; these are its bytes.
     Bytes(Buffer),
-    /// It failed.
+    /// The drive failed.
     Failed(DriveError),
 }
 
 impl Command {
-    /// Does it, and waits until it is done.
+    /// Carries the command out, and waits until it ends.
     pub fn carry_out(&self, log: &dyn Drive, backing: &dyn Drive) -> Outcome {
         let drive = match self.device {
             Device::Log => log,

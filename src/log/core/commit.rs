@@ -1,16 +1,16 @@
-//! From closed chunks to durable ones: waiting flushes, writes in flight, failures.
+//! Commits: closed chunks become durable. Waiting flushes, writes in flight, failures.
 //!
 //! Invariants: chunks become durable in order; a chunk is durable when it and every one before it
 //! were written *before* a flush of the drive began that has ended well. A flush of the log that
-//! arrives while another is at work shares the next one. A drive whose write or flush failed is not
-//! asked to flush the same again: what was not durable is written to other segments, in a new
+//! arrives while a commit is at work shares the next commit. A drive whose write or flush failed is
+//! not asked to flush the same again: what was not durable is written to other segments, in a new
 //! epoch.
 //!
-//! A flusher that has just been served comes back soon: where several flush again and again, a
-//! commit that began with the first of them would leave the others to the next one, in turns for
-//! ever. So the next chunk stays open until all flushers are back that the last commit served, or
-//! that came meanwhile; but no longer than a part of the time that commit took, and never for a
-//! single flusher.
+//! Group commit: a flusher that has just been served often flushes again soon. If each commit began
+//! with the first of several such flushers, it would leave the others to the next commit, again and
+//! again. So the next chunk stays open until all flushers are back that the last commit served, or
+//! that came meanwhile. It waits for at most a part of the time that the last commit took, and
+//! never for a single flusher.
 
 use super::chunk::{Open, Sealed};
 use super::command::{Command, Device, Op, Outcome, Parts};
@@ -23,19 +23,19 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Writes of chunks that are in flight at once.
+/// Most writes of chunks in flight.
 const DEPTH: usize = 32;
-/// Bytes of them after which no more begin: a flush may have to wait for all of them, and meanwhile
-/// memory fills up.
+/// Bytes of chunk writes in flight after which no more begin: a flush may have to wait for all of
+/// them, and meanwhile memory fills up.
 const IN_FLIGHT: usize = 8 << 20;
 /// Most bytes of neighbouring chunks that are written as one.
 pub(in crate::log) const JOINED: usize = 1 << 20;
-/// Bytes that are kept for new chunks while nothing happens; under load, as many as there may be in
-/// memory at all: to get new memory from the system costs more than to fill it.
+/// Bytes of chunk memory that an idle log keeps. Under load it keeps all that it has: new memory
+/// from the system costs more than filling it.
 const SPARE: usize = 16 << 20;
-/// Longest time that a commit waits for others.
+/// Longest time that a commit waits for more flushers, in microseconds.
 const GATHER_MAX_US: u64 = 10_000;
-/// Times that chunks are written elsewhere before the log is given up.
+/// Times that chunks are laid out anew in a row before the log fails.
 pub(in crate::log) const REWRITES: u32 = 3;
 
 /// What a flush waits for: that every chunk below this number is durable.
@@ -43,20 +43,20 @@ pub(in crate::log) const REWRITES: u32 = 3;
 pub struct Ticket(pub(super) u64);
 
 impl Ticket {
-    /// Whether it is done, if chunks below this number are durable.
+    /// Whether the flush is done, if chunks below `durable` are durable.
     pub fn is_done(self, durable: u64) -> bool {
         durable >= self.0
     }
 }
 
-/// How a flush stands.
+/// The state of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// It waits.
+    /// It waits for a commit.
     Pending,
-    /// The log has failed, and what it covers is being brought to the backing store.
+    /// The log has failed, and what the flush covers is being written back.
     Rescue,
-    /// What it covers is durable.
+    /// What the flush covers is durable.
     Done,
     /// The log failed before that.
     Failed,
@@ -65,9 +65,9 @@ pub enum Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Health {
     Well,
-    /// Something failed; what is in flight has to end before anything begins.
+    /// A write or flush failed; commands in flight have to end before new ones begin.
     Broken,
-    /// Chunks were laid out anew; they may be written when a superblock says so.
+    /// Chunks were laid out anew; they may be written when a superblock names their epoch.
     Rewriting,
     Failed,
 }
@@ -86,30 +86,31 @@ pub(super) struct Commit {
     rewrites: u32,
     /// Chunks below this are durable.
     durable: u64,
-    /// CRC of the header of the last of them.
+    /// CRC of the header of the last durable chunk.
     durable_prev: u32,
-    /// Chunks below this have a header on the drive that says that they are durable.
+    /// A closed chunk's header says that chunks below this are durable.
     marked: u64,
-    /// One more than the number of the last chunk that is no mark.
+    /// One more than the number of the last chunk with entries.
     data: u64,
     /// Chunks below this have been given to the drive.
     issued: u64,
-    /// Chunks from `durable` on: whether each is written.
+    /// Whether each chunk from `durable` on is written.
     written: VecDeque<bool>,
     /// Chunks below this are written, durable or not.
     written_to: u64,
-    /// Bytes of those that are not.
+    /// Bytes of closed chunks that are not written.
     unwritten: u64,
-    /// What flushes wait for, ascending, how many do, and since when the first.
+    /// Chunk numbers that flushes wait for, ascending, with the number of flushes and the time of
+    /// the first, in microseconds.
     wanted: VecDeque<(u64, u32, u64)>,
-    /// How long that took.
+    /// How long commits took, from their first flush on.
     pub(super) took: Histogram,
-    /// The open chunk is closed when the commit at work has ended, and those are back that it
-    /// served.
+    /// The open chunk is closed when the commit at work has ended, and the flushers that it served
+    /// are back.
     seal_next: bool,
-    /// Flushes that wait for that.
+    /// Flushes that wait for that chunk.
     joined: u32,
-    /// How many are expected, and until when.
+    /// How many flushers are expected, and until when.
     expected: u32,
     gather_until_us: u64,
     /// One of the waiting flushers watches the clock for all.
@@ -187,7 +188,7 @@ impl Commit {
         self.health == Health::Well && self.data > self.marked
     }
 
-    /// Something else than a header will say that everything is durable.
+    /// Notes that the superblock, not a header, will say that everything is durable.
     pub(super) fn note_marked(&mut self) {
         self.marked = self.durable;
     }
@@ -219,7 +220,7 @@ impl Commit {
         self.joined < self.expected && self.now_us < self.gather_until_us
     }
 
-    /// Chunks were written.
+    /// Notes that `count` chunks from `first` on are written.
     fn note_written(&mut self, first: u64, count: usize) {
         let Some(at) = first.checked_sub(self.durable) else { return };
         for written in self.written.iter_mut().skip(at as usize).take(count) {
@@ -245,26 +246,26 @@ impl Commit {
         self.health == Health::Broken && self.flights.is_empty()
     }
 
-    /// Whether chunks have been written elsewhere so often that it is no use.
+    /// Whether chunks were laid out anew [`REWRITES`] times, and none became durable since.
     pub(super) fn is_hopeless(&self) -> bool {
         self.rewrites == REWRITES
     }
 
-    /// All that is not durable will be closed and written again: the number of the first chunk, and
-    /// the CRC of the header before it.
+    /// Prepares to close and write again all that is not durable: returns the number of the first
+    /// chunk, and the CRC of the header before it.
     pub(super) fn begin_again(&mut self) -> (u64, u32) {
         self.written.clear();
         (self.unwritten, self.issued, self.written_to) = (0, self.durable, self.durable);
         self.durable_end()
     }
 
-    /// Chunks were laid out anew; they wait for a superblock.
+    /// Notes that chunks were laid out anew, and wait for a superblock.
     pub(super) fn rewrites(&mut self) {
         self.rewrites += 1;
         self.health = Health::Rewriting;
     }
 
-    /// That superblock is durable, and chunks below this number are to be.
+    /// That superblock is durable: asks for a commit of the chunks below `next_chunk`.
     pub(super) fn rewrite_may_begin(&mut self, next_chunk: u64) {
         if self.health == Health::Rewriting {
             self.health = Health::Well;
@@ -281,16 +282,17 @@ impl Commit {
 }
 
 impl Core {
-    /// Makes everything that was taken so far durable; the ticket says when that is done.
+    /// Begins to make all changes so far durable; the ticket says when that is done.
     pub fn flush(&mut self) -> Ticket {
         self.flush_for(1)
     }
 
-    /// The same on behalf of so many.
+    /// Like [`Self::flush`], on behalf of `flushes` flushers.
     pub(super) fn flush_for(&mut self, flushes: u32) -> Ticket {
         self.counts.flushes += 1;
         if self.commit.health == Health::Failed {
-            // What was taken and never became durable may be forgotten: no number stands for it.
+            // Changes that never became durable may be forgotten, so no chunk number stands for
+            // them.
             return Ticket(u64::MAX);
         }
         if self.open.as_ref().is_none_or(Open::is_empty) {
@@ -315,14 +317,14 @@ impl Core {
         self.commit.durable
     }
 
-    /// Says what time it is: microseconds that never fall.
+    /// Sets the clock to `now_us`, in microseconds, which never falls.
     pub fn clock(&mut self, now_us: u64) {
         self.commit.now_us = now_us;
     }
 
     /// Microseconds after which the caller, whose flush is pending, must ask for commands although
-    /// nothing has ended; one caller is enough. `watches`: it is that one, also if it comes again
-    /// because something else woke it.
+    /// no command has ended; one caller is enough. `watches` says that it is this caller, and stays
+    /// set if something else wakes the caller.
     pub fn patience_us(&mut self, watches: &mut bool) -> Option<u64> {
         let commit = &mut self.commit;
         if !commit.seal_next || commit.is_busy() {
@@ -333,12 +335,12 @@ impl Core {
         watches.then(|| commit.gather_until_us.saturating_sub(commit.now_us))
     }
 
-    /// How a flush stands.
+    /// The state of a flush.
     pub fn progress(&self, ticket: Ticket) -> Progress {
         if self.commit.durable >= ticket.0 {
             Progress::Done
         } else if self.is_failed() {
-            // Everything that was taken is in the backing store when it is the volume.
+            // When writes go to the backing store, it has every earlier change, too.
             match self.rescue.refusal() {
                 Refused::Through => Progress::Done,
                 Refused::Full => Progress::Rescue,
@@ -351,7 +353,7 @@ impl Core {
         }
     }
 
-    /// The next thing for the log's drive to do, if there is one now.
+    /// The next command for the log's drive, if there is one now.
     pub fn next_command(&mut self) -> Option<Command> {
         self.mend();
         self.recommit();
@@ -371,7 +373,7 @@ impl Core {
             return Some(Command { id, device: Device::Log, at, op: Op::Write(bytes, all) });
         }
         if self.commit.health == Health::Well {
-            // Under load there is always a chunk to write.
+            // Under load there is always a chunk to write, so a late page goes first.
             let page = if self.is_checkpoint_late() { self.next_page() } else { None };
             if let Some(command) = page.or_else(|| self.next_chunk_write()) {
                 return Some(command);
@@ -409,8 +411,8 @@ impl Core {
         Some(Command { id, device: Device::Log, at, op })
     }
 
-    /// The oldest closed chunk that was not given to the drive, and those after it that are to be
-    /// right behind it: number, place, bytes.
+    /// The oldest closed chunk that was not given to the drive, and the chunks that directly follow
+    /// it on the drive: number, offset, bytes.
     fn next_neighbours(&mut self) -> Option<(u64, u64, Parts)> {
         let from = (self.commit.issued - self.commit.durable) as usize;
         let place = |sb: &Superblock, h: &Header| sb.place(h.segment) + u64::from(h.offset);
@@ -457,8 +459,8 @@ impl Core {
         Some(Command { id, device: Device::Log, at: 0, op: Op::Flush })
     }
 
-    /// Says what became of a command; whether it may have had waiters. An `id` that is not out is
-    /// ignored.
+    /// Takes the outcome of a command; returns whether threads may wait for it. Ignores an `id`
+    /// that is not in flight.
     pub fn complete(&mut self, id: u64, outcome: &Outcome) -> bool {
         let Some(flight) = self.commit.flights.remove(&id) else { return false };
         let well = !matches!(outcome, Outcome::Failed(_));
@@ -519,7 +521,7 @@ impl Core {
         self.gather(served);
     }
 
-    /// Those that a commit served are expected back.
+    /// Expects the `served` flushers of the last commit back.
     fn gather(&mut self, served: u32) {
         let commit = &mut self.commit;
         if let Some(took) = commit.now_us.checked_sub(commit.began_us)
@@ -540,7 +542,7 @@ impl Core {
         }
     }
 
-    /// Closes the open chunk, and asks for a commit on behalf of all that wait for it.
+    /// Closes the open chunk, and asks for a commit on behalf of all flushes that wait for it.
     fn seal_for_flushes(&mut self) {
         self.seal();
         let commit = &mut self.commit;
@@ -554,11 +556,11 @@ impl Core {
         if self.commit.health == Health::Well {
             self.commit.health = Health::Broken;
         }
-        // What it knows of may be laid out anew.
+        // Its pages may name chunks that will be laid out anew.
         self.checkpoint.abort();
     }
 
-    /// Gives the log up: what it holds is brought to the backing store.
+    /// Fails the log for good; its content is then written back.
     pub(super) fn fail(&mut self) {
         mark("commit.failed");
         self.commit.health = Health::Failed;
@@ -566,7 +568,7 @@ impl Core {
         self.give_windows_up();
     }
 
-    /// Whether the log takes anything.
+    /// Refuses changes if the log has failed.
     pub(super) fn check_health(&self) -> Result<(), Refused> {
         if self.is_failed() { Err(self.rescue.refusal()) } else { Ok(()) }
     }
@@ -648,7 +650,7 @@ mod tests {
         core.flush()
     }
 
-    /// Ends all commands that there are at a time, and those that follow; how many.
+    /// Completes all commands at a time, also those that follow; returns how many.
     fn carry_out(core: &mut Core, now_us: u64) -> usize {
         core.clock(now_us);
         let commands = std::iter::from_fn(|| {

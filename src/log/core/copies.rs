@@ -1,15 +1,16 @@
-//! What a log has of blocks that the backing store has, too, and how that leaves the log.
+//! What the log has of blocks that the backing store has, too (copies, segments written back), and
+//! how that leaves the log.
 //!
-//! A window that ends leaves its segments where they are: what they say serves reads until their
-//! slots are wanted. Blocks that only the backing store has can be added as *copies*: records that
-//! repeat what the block holds. In the order of the log such a record is no change, so writeback, a
-//! replay, and a process that takes over what another left may leave it out.
+//! A window that ends leaves its segments where they are: they serve reads until their slots are
+//! needed. Blocks that only the backing store has can be added as *copies*: records that repeat
+//! what the block holds. A copy is no change of the volume, so writeback, a replay, and a process
+//! that takes over what another left may leave it out.
 //!
 //! Invariants: when a copy is appended, every other record of its block is before
 //! [`Superblock::written`](crate::log::disk::format::Superblock::written), durably, or is a copy
-//! itself. So a copy never hides anything that the backing store lacks, and forgetting it is right
-//! at any time. Ranges that were discarded stay known as long as older records do that they hide.
-//! Copies take no room that changes want.
+//! itself. So a copy never hides anything that the backing store lacks, and may be forgotten at any
+//! time. Discarded ranges stay known as long as older records that they hide. Copies take no room
+//! that changes need.
 
 use super::chunk::Open;
 use super::map::Place;
@@ -19,18 +20,18 @@ use crate::log::disk::format::{Data, Entry, Kind, crc};
 use crate::log::planted::{self, Bug, mark, visit};
 use std::collections::VecDeque;
 
-/// Index entries that are looked at in one step.
+/// Index entries that one step visits.
 const STEP: usize = if cfg!(sim) { 128 } else { 4096 };
-/// Ranges that are forgotten in one step.
+/// Ranges that one step forgets.
 const RETIRE: usize = if cfg!(sim) { 2 } else { 1024 };
-/// Percent of the log that may be waiting for writeback before nothing is kept any more, and
-/// before nothing is added.
+/// Percent of the log that waits for writeback: from the first on no segment is kept after it is
+/// written back, from the second on no copy is added.
 const FULL_PERCENT: u64 = 70;
 const BUSY_PERCENT: u64 = 50;
-/// The log leaves at least one part of so many of itself at once.
+/// A release frees at least 1 / `PART` of the log, if the log has that many clean segments.
 const PART: u64 = 16;
 
-/// What the backing store had at a moment, if it was not written since.
+/// When content was read: valid until a window is written back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token(u64);
 
@@ -39,20 +40,20 @@ pub struct Token(u64);
 pub(super) enum Release {
     #[default]
     Idle,
-    /// The ranges go that are before a segment.
+    /// The index forgets the ranges before segment `to`.
     Retiring { to: u64 },
-    /// The index forgets what is before a segment; it is at this block.
+    /// The index forgets the blocks before segment `to`, from block `at` on.
     Forgetting { to: u64, at: u64 },
-    /// All that is written back goes at once, because changes need its room: first the ranges, then
-    /// what the index names, from this block on.
+    /// All segments that are written back are dropped at once, because changes need their room:
+    /// first the ranges, then what the index names, from block `at` on.
     Dropping { at: Option<u64> },
     /// The superblock with the new tail is written.
     Moving { to: u64 },
-    /// Readers leave the slots.
+    /// Readers still hold slots before segment `to`.
     Leaving { to: u64 },
 }
 
-/// What the index says changes by one entry.
+/// Counts one entry of the index more, or less, in its segment and in `dirty`.
 fn count(
     (segments, first): (&mut VecDeque<Segment>, u64),
     (segment, written): (u64, u64),
@@ -69,7 +70,7 @@ fn count(
 }
 
 impl Core {
-    /// Counts a place that the index names, or does no more.
+    /// Counts a place that the index names, or names no more.
     fn count(&mut self, place: &Place, more: bool) {
         if !place.copy {
             let at = (self.segment_of(place.slot), self.written);
@@ -77,7 +78,7 @@ impl Core {
         }
     }
 
-    /// Names a place of a block; returns the one that it had.
+    /// Sets the place of a block; returns the old one.
     pub(super) fn name(&mut self, block: u64, place: Place) -> Option<Place> {
         self.count(&place, true);
         let old = self.map.insert(block, place);
@@ -87,7 +88,7 @@ impl Core {
         old
     }
 
-    /// Whether what is counted is what the index names, for tests of that: goes over all of it.
+    /// Whether the counters match the index, for tests: visits all of the index.
     #[doc(hidden)]
     pub fn is_counted(&self) -> bool {
         let dirty = self.map.iter().filter(|(_, place)| !self.is_clean_at(place)).count() as u64;
@@ -96,14 +97,14 @@ impl Core {
         (dirty, named) == (self.dirty, changes)
     }
 
-    /// Forgets where a block is.
+    /// Makes the index forget a block.
     pub(super) fn forget_block(&mut self, block: u64) {
         if let Some(place) = self.map.remove(block) {
             self.count(&place, false);
         }
     }
 
-    /// Forgets where the blocks from `start` to before `end` are.
+    /// Makes the index forget the blocks `start..end`.
     pub(super) fn forget_range(&mut self, start: u64, end: u64) {
         let (first, slots, written) = (self.first, self.sb.segments, self.written);
         let Self { map, segments, dirty, .. } = self;
@@ -115,8 +116,9 @@ impl Core {
         });
     }
 
-    /// Counts all that the index names, of a log that was opened. By slots first: that takes no
-    /// division for each of many millions, and its table is small enough for a processor's cache.
+    /// Counts all that the index names, in a log that was opened. Counts by slot first: that takes
+    /// no division for each of many millions of entries, and the table is small enough for a
+    /// processor's cache.
     pub(in crate::log) fn count_all(&mut self) {
         let mut named = vec![0u32; self.sb.segments as usize];
         for entry in self.map.packed_from(0).filter(|entry| !entry.is_copy()) {
@@ -124,7 +126,7 @@ impl Core {
                 *named += 1;
             }
         }
-        // From the slot of the first segment on they are in the order of segments.
+        // From the slot of the first segment on, slots are in the order of segments.
         named.rotate_left((self.first % self.sb.segments) as usize);
         for (segment, named) in (self.first..).zip(named) {
             if segment >= self.written {
@@ -136,18 +138,18 @@ impl Core {
         }
     }
 
-    /// Whether the backing store has what is at a place.
+    /// Whether the backing store has the content at a place.
     pub(super) fn is_clean_at(&self, place: &Place) -> bool {
         place.copy || self.segment_of(place.slot) < self.written
     }
 
-    /// Whether the backing store has what the block holds, for all that the log knows.
+    /// Whether the backing store has the current content of a block, as far as the log knows.
     fn is_clean_block(&self, block: u64) -> bool {
         let clean = self.map.get(block).is_none_or(|place| self.is_clean_at(&place));
         clean && self.holes.get(block).is_none()
     }
 
-    /// Whether a copy of a segment that is read or written again counts.
+    /// Whether a copy in `segment` counts, when it is appended, replayed or laid out anew.
     pub(super) fn takes_copy(&self, segment: u64, block: u64) -> bool {
         let void = segment < self.sb.void && !planted::on(Bug::ServeVoid);
         if void {
@@ -156,8 +158,8 @@ impl Core {
         !void && (self.is_clean_block(block) || planted::on(Bug::CopyOverChange))
     }
 
-    /// What the backing store, or the log, has now of blocks whose newest change is durably in the
-    /// backing store stays true as long as [`Self::keep`] takes this.
+    /// A token for the content that clean blocks have now, in the backing store or in the log: that
+    /// content stays current as long as [`Self::keep`] takes the token.
     pub fn token(&self) -> Token {
         Token(self.written)
     }
@@ -167,7 +169,7 @@ impl Core {
         self.map.get(block).is_none() && self.holes.get(block).is_none()
     }
 
-    /// Whether the log has a block, and the backing store has it, too.
+    /// Whether the log has a block that the backing store has, too.
     pub fn has_clean(&self, block: u64) -> bool {
         self.map.get(block).is_some() && self.is_clean_block(block)
     }
@@ -185,14 +187,15 @@ impl Core {
             && self.keep_limit() > 0
             && self.check_health().is_ok()
             && self.release == Release::Idle
-            // What the index forgets of a window is changed, and no token says so yet.
+            // The index forgets what a window wrote back, and no token says so yet.
             && !self.window_moves()
             && self.is_written()
             && self.kept.has_room(4, false)
             && self.sealed_bytes * 2 < self.options.memory
     }
 
-    /// Appends a copy of a block, whose content was read when the token was taken; whether it did.
+    /// Appends a copy of a block, whose content was read after the token was taken; returns whether
+    /// it did.
     pub fn keep(&mut self, block: u64, token: Token, kind: Kind, payload: &[u8]) -> bool {
         if token != self.token() && !planted::on(Bug::CopyWithoutToken) {
             mark("copy.late");
@@ -224,13 +227,13 @@ impl Core {
         true
     }
 
-    /// Whether there is anything that [`Self::locate_copy`] may find.
+    /// Whether the log has anything that [`Self::locate_copy`] may find.
     pub fn has_copies(&self) -> bool {
         self.map.len() as u64 > self.dirty
     }
 
     /// Where the log has what the backing store has of a block, too: [`Found::Memory`] or
-    /// [`Found::Log`], as [`Core::locate`] says; or nothing.
+    /// [`Found::Log`], as from [`Core::locate`]; else `None`.
     pub fn locate_copy(&mut self, block: u64, out: &mut Vec<u8>) -> Option<Found> {
         let place = self.map.get(block).filter(|place| self.is_clean_at(place))?;
         let found = self.locate_place(block, place, out);
@@ -239,8 +242,8 @@ impl Core {
         there.then_some(found)
     }
 
-    /// What was located cannot be read from the log: if the backing store has it, it is there that
-    /// the block is found from now on.
+    /// Drops a block that could not be read from the log: if it is clean, the backing store serves
+    /// it from now on.
     pub fn drop_copy(&mut self, reading: &Reading, block: u64) {
         let slot = (reading.seed.segment % self.sb.segments) as u32;
         let there = |place: &Place| (place.slot, place.offset) == (slot, reading.seed.offset);
@@ -249,39 +252,39 @@ impl Core {
             mark("copy.damaged");
             self.counts.copies_damaged += 1;
             self.forget_block(block);
-            // What was discarded before that is not what the backing store has.
+            // An older discard is not what the backing store has.
             self.holes.remove(block, block + 1);
             self.checkpoint.spoil();
         }
     }
 
-    /// Percent of the log that copies may take from now on.
+    /// Sets the percent of the log that copies may take.
     pub fn set_keep_percent(&mut self, percent: u64) {
         self.options.keep_percent = percent;
         if percent > 0 && !self.sb.copies && !self.is_failed() {
-            // Before there is the first one.
+            // A superblock says so before the first copy.
             self.sb.copies = true;
             self.write_superblock(After::Identity);
         }
     }
 
-    /// Segments that may stay although they are written back.
+    /// Segments that may stay after they are written back.
     fn keep_limit(&self) -> u64 {
         let (used, segments) = self.fullness();
         if self.recommits || used * 100 >= segments * FULL_PERCENT {
             return 0;
         }
-        // When a writer finds no room, more than that are there, so some leave.
+        // A writer that finds no room finds more clean segments than this, so some leave.
         let free = (segments - used).saturating_sub(RESERVE + 2) / 2;
         free.min(segments * self.options.keep_percent / 100)
     }
 
-    /// Whether the segments of a window are free when it has ended.
+    /// Whether the segments of a window are freed as soon as it ends.
     pub(super) fn frees_at_once(&self) -> bool {
         self.first == self.written && self.keep_limit() == 0 && self.release == Release::Idle
     }
 
-    /// The backing store has the segments before `end`, durably.
+    /// Notes that the backing store durably has the segments before `end`.
     pub(super) fn wrote(&mut self, end: u64) {
         let (from, count) = (self.written - self.first, end.saturating_sub(self.written));
         let there = self.segments.iter().skip(from as usize).take(count as usize);
@@ -289,9 +292,9 @@ impl Core {
         self.written = self.written.max(end);
     }
 
-    /// Blocks whose only place in the log is in segments that leave it next, from a block on: some
-    /// of them in `out`, and the block to go on with. `None`: there are no more, or nothing is
-    /// about to leave.
+    /// Looks, from block `from` on, for blocks whose only place in the log is in segments that
+    /// leave it next. Adds some to `out`, and returns the block to go on with. `None`: there are no
+    /// more, or nothing is about to leave.
     pub fn leaving(&self, from: u64, out: &mut Vec<u64>) -> Option<u64> {
         let to = self.leaves_next()?;
         for (i, entry) in self.map.packed_from(from).enumerate() {
@@ -306,7 +309,7 @@ impl Core {
         None
     }
 
-    /// The segment before which all leaves next, when there is nearly no room for more copies.
+    /// The segment before which all leaves next, when there is hardly any room for more copies.
     fn leaves_next(&self) -> Option<u64> {
         let (limit, part) = (self.keep_limit(), (self.sb.segments / PART).max(1));
         let clean = self.written - self.first;
@@ -320,19 +323,19 @@ impl Core {
         (self.sb.segments / PART).max(1) * u64::from(self.sb.segment)
     }
 
-    /// The number of the segment that comes next.
+    /// The number of the segment that is opened next.
     pub fn head(&self) -> u64 {
         self.first + self.segments.len() as u64
     }
 
-    /// Lets what [`Self::leaving`] has told leave.
+    /// Releases the segments whose blocks [`Self::leaving`] has returned.
     pub fn let_leave(&mut self) {
         if let Some(to) = self.leaves_next().filter(|_| self.check_health().is_ok()) {
             self.begin_release(to);
         }
     }
 
-    /// Whether copies leave, and more of that needs no drive.
+    /// Whether a release is at work, and its next step needs no drive.
     pub(super) fn is_stepping_copies(&self) -> bool {
         match self.release {
             Release::Retiring { .. } | Release::Forgetting { .. } | Release::Dropping { .. } => {
@@ -343,12 +346,12 @@ impl Core {
         }
     }
 
-    /// Whether all that is written back is being dropped.
+    /// Whether all segments that are written back are being dropped.
     pub(super) fn is_dropping_copies(&self) -> bool {
         matches!(self.release, Release::Dropping { .. })
     }
 
-    /// Whether the tail moves because copies leave.
+    /// Whether a release is moving the tail.
     pub(super) fn is_releasing(&self) -> bool {
         !matches!(self.release, Release::Idle | Release::Leaving { .. })
     }
@@ -358,7 +361,7 @@ impl Core {
         self.release = Release::Retiring { to };
     }
 
-    /// Lets the oldest segments leave if others want their room, one step at a time.
+    /// Releases the oldest segments if their room is needed, one step at a time.
     pub(super) fn step_release(&mut self) {
         match self.release {
             Release::Idle => {
@@ -369,7 +372,7 @@ impl Core {
                     self.begin_release(self.first + part.max(clean - limit));
                 }
             }
-            // First: a block that the index forgets must not uncover an older range.
+            // Ranges first: a block that the index forgets must not uncover an older range.
             Release::Retiring { to } => {
                 if self.holes.retire(to, RETIRE) {
                     self.release = Release::Forgetting { to, at: 0 };
@@ -393,8 +396,8 @@ impl Core {
         }
     }
 
-    /// Forgets some of what the index names before a segment, from a block on; the block to go on
-    /// with.
+    /// Makes the index forget some blocks before segment `to`, from block `at` on; returns the
+    /// block to go on with.
     fn forget_some(&mut self, to: u64, at: u64) -> Option<u64> {
         let some = self.map.packed_from(at).take(STEP);
         let (mut gone, mut next) = (Vec::new(), None);
@@ -412,7 +415,7 @@ impl Core {
         next
     }
 
-    /// The superblock with the new tail is durable, or was a while ago.
+    /// The superblock with the new tail is durable: frees slots that no reader holds.
     pub(super) fn released(&mut self) {
         let (Release::Moving { to } | Release::Leaving { to }) = self.release else { return };
         if self.free(to) {
@@ -425,7 +428,7 @@ impl Core {
     }
 
     /// Drops all segments that are written back, because changes need their room; `false` while
-    /// that takes more steps, in which nothing may be given to the log's drive. A superblock must
+    /// that takes more steps, during which the log's drive must get no command. A superblock must
     /// be durable before the room is used. A reader of a dropped segment sees by the check word
     /// that its slot was used again, and looks the block up again.
     pub(super) fn drop_copies(&mut self) -> bool {
@@ -451,13 +454,14 @@ impl Core {
         true
     }
 
-    /// The log is closed: where it has nothing but copies, it says that the backing store has all.
+    /// Prepares the superblock of a log that is closed: if the log has nothing but copies, it says
+    /// that the backing store has everything.
     pub(super) fn settle_copies(&mut self) {
         let open = self.open.as_ref().is_some_and(|open| !open.is_empty());
         let lost = !self.sb.lost.is_empty() || self.holes.has_lost_before(u64::MAX);
         if self.is_clean() && !open && !lost {
             self.seal_open();
-            // Whatever comes after all is behind what is written.
+            // Whatever comes later is behind what is written back.
             if let Some(last) = self.segments.back_mut() {
                 last.finished = true;
             }
@@ -467,7 +471,7 @@ impl Core {
         }
     }
 
-    /// What the log says of blocks that the backing store has does not count: that may have
+    /// Voids what the log has of blocks that the backing store has: the backing store may have
     /// changed.
     pub(in crate::log) fn void(&mut self) {
         let end = self.first + self.segments.len() as u64;

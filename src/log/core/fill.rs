@@ -1,9 +1,9 @@
 //! The bytes of a chunk while several threads fill it.
 //!
 //! The owner of the chunk reserves ranges under the core's lock; the holder of a [`Fill`] fills its
-//! range without that lock. Invariants: ranges are given out ascending, so no two overlap, and no
-//! byte is given out twice; only the holder of its `Fill` accesses a range before that is dropped;
-//! the bytes are handed on as a whole when no `Fill` is left.
+//! range without that lock. Invariants: ranges are reserved in ascending order, so no two overlap
+//! and no byte is reserved twice; until its `Fill` is dropped, only the holder accesses a range;
+//! the buffer is handed on as a whole when no `Fill` is left.
 
 use crate::log::disk::format::GRANULE;
 use crate::media::{Buffer, RingBuffers};
@@ -12,18 +12,18 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Ranges that are being filled at the same time, at most: all bits of a word but one.
+/// Most ranges that are filled at the same time: all bits of a word but one.
 const SLOTS: usize = 63;
-/// The bit that says that a thread waits until nothing is being filled.
+/// The bit that says that a thread waits until no range is being filled.
 const AWAITED: u64 = 1 << SLOTS;
 
-/// What the owner and the holders of [`Fill`] share.
+/// State that the owner and the holders of [`Fill`] share.
 struct Shared {
-    /// The memory of `buffer`. Until that is handed on, it is only accessed through this pointer: a
-    /// reference to the buffer would be one to all of its bytes.
+    /// The memory of `buffer`. Until the buffer is handed on, only this pointer accesses its bytes:
+    /// a reference to the buffer would be one to all of them.
     start: *mut u8,
     len: usize,
-    /// Until it is handed on; only the owner looks here.
+    /// `None` after it is handed on; only the owner accesses this.
     buffer: UnsafeCell<Option<Buffer>>,
     /// A bit for each range that is being filled, and [`AWAITED`].
     busy: AtomicU64,
@@ -37,17 +37,17 @@ unsafe impl Send for Shared {}
 // the owner touches `buffer`, and there is one owner.
 unsafe impl Sync for Shared {}
 
-/// The bytes of a chunk, as their owner has them.
+/// The owner's side of a chunk's bytes.
 pub(super) struct Filling {
     shared: Arc<Shared>,
-    /// Bytes from here on have not been given out.
+    /// Bytes from here on are not reserved yet.
     end: usize,
     ranges: Box<[(u32, u32); SLOTS]>,
 }
 
-/// A range of a chunk, to be filled by the holder; dropped, it counts as filled.
+/// A reserved range of a chunk, for the holder to fill; dropped, it counts as filled.
 struct Fill {
-    /// `None` only when it has ended.
+    /// `None` only after `end`.
     shared: Option<Arc<Shared>>,
     slot: usize,
     /// What is left to fill.
@@ -62,48 +62,49 @@ impl Filling {
         Self { shared: Arc::new(shared), end: 0, ranges: Box::new([(0, 0); SLOTS]) }
     }
 
-    /// Bytes that there are.
+    /// Bytes of the chunk's memory.
     pub(super) fn len(&self) -> usize {
         self.shared.len
     }
 
-    /// No range will be given out from `len` on: that memory can be lent again.
+    /// Returns the memory from `len` on, where no range will be reserved.
     pub(super) fn settle(&mut self, buffers: &mut RingBuffers, len: usize) {
         assert!(self.end <= len);
         // SAFETY: only the owner touches this, and it is `self`.
         if let Some(buffer) = unsafe { &mut *self.shared.buffer.get() } {
-            // This makes it shorter, and looks at none of its bytes.
+            // This shortens the buffer, and reads none of its bytes.
             buffers.settle(buffer, len);
         }
     }
 
-    /// Whether some range is being filled; then the thread that fills the last one learns that it
-    /// has a waiter.
+    /// Whether a range is being filled; then the thread that fills the last one learns that it has
+    /// a waiter.
     pub(super) fn awaits(&self) -> bool {
         let filled = || self.shared.busy.load(Ordering::Acquire) & !AWAITED == 0;
         !filled() && self.shared.busy.fetch_or(AWAITED, Ordering::AcqRel) & !AWAITED != 0
     }
 
-    /// Whether one more range can be given out.
+    /// Whether one more range can be reserved.
     pub(super) fn has_slot(&self) -> bool {
         self.shared.busy.load(Ordering::Relaxed) | AWAITED != u64::MAX
     }
 
-    /// Gives a range out that lies behind all others, if [`Self::has_slot`]. `kept` is what the
-    /// filling thread has of the chunk that it filled last, which is this one most of the time.
+    /// Reserves a range that lies behind all others, if [`Self::has_slot`]. `kept` is the filling
+    /// thread's reference to the chunk that it filled last: mostly this one, which saves a new
+    /// reference.
     fn reserve(&mut self, range: Range<usize>, kept: Option<Arc<Shared>>) -> Option<Fill> {
         assert!(self.end <= range.start && range.start <= range.end && range.end <= self.len());
         let slot = self.shared.busy.load(Ordering::Relaxed).trailing_ones() as usize;
         *self.ranges.get_mut(slot)? = (range.start as u32, range.end as u32);
         self.end = range.end;
-        // Only the owner sets this bit, and it is here.
+        // Only the owner sets a slot's bit, and this is the owner.
         self.shared.busy.fetch_or(1 << slot, Ordering::Relaxed);
         let kept = kept.filter(|kept| Arc::ptr_eq(kept, &self.shared));
         Some(Fill { shared: Some(kept.unwrap_or_else(|| self.shared.clone())), slot, range })
     }
 
-    /// Makes a range longer that is being filled and behind which none has been given out; whether
-    /// it is one of these.
+    /// Extends the range of `fill` by `to`, if `to` follows it and no range behind it is reserved;
+    /// returns whether it did.
     fn extend(&mut self, fill: &mut Fill, to: Range<usize>) -> bool {
         let ours = fill.shared.as_ref().is_some_and(|shared| Arc::ptr_eq(&self.shared, shared));
         let last = fill.range.end == self.end && to.start == self.end;
@@ -115,7 +116,7 @@ impl Filling {
         true
     }
 
-    /// Bytes that were given out; `None` while some of them are being filled.
+    /// Reserved bytes; `None` while some of them are being filled.
     pub(super) fn read(&self, range: Range<usize>) -> Option<&[u8]> {
         assert!(range.start <= range.end && range.end <= self.end);
         let mut busy = self.shared.busy.load(Ordering::Acquire) & !AWAITED;
@@ -127,13 +128,13 @@ impl Filling {
             busy &= busy - 1;
         }
         // SAFETY: the range lies in the memory, which was made of initialised bytes and stays while
-        // `self` does. No thread writes to it: a `Fill` of a part of it, if there was one, is gone,
-        // as the bit says that its end has cleared (`Release`, read by `Acquire`), so what it wrote
-        // is seen; and one that comes has to be asked of `&mut self`.
+        // `self` does. No thread writes to it: if a part of it had a `Fill`, that `Fill` is gone,
+        // because its end has cleared the bit (`Release`, read by `Acquire`), so what it wrote is
+        // seen; and a new `Fill` needs `&mut self`.
         Some(unsafe { std::slice::from_raw_parts(self.shared.start.add(range.start), range.len()) })
     }
 
-    /// A copy of what is there, for a planted bug.
+    /// A copy of the filled bytes, for a planted bug.
     pub(super) fn snapshot(&self) -> Buffer {
         let mut copy = Buffer::new(self.len());
         for (at, to) in copy[..self.end].chunks_mut(GRANULE as usize).enumerate() {
@@ -143,7 +144,7 @@ impl Filling {
         copy
     }
 
-    /// The memory, if all is filled that was given out; else see [`Self::awaits`].
+    /// The buffer, if all reserved ranges are filled; else see [`Self::awaits`].
     pub(super) fn into_filled(self) -> Result<Buffer, Self> {
         if self.awaits() {
             return Err(self);
@@ -154,7 +155,7 @@ impl Filling {
     }
 }
 
-/// What a request has to fill, in the order in which it was taken.
+/// The ranges that a request has to fill, in the order in which it reserved them.
 #[derive(Default)]
 pub struct Fills {
     fills: Vec<Fill>,
@@ -164,7 +165,7 @@ pub struct Fills {
 }
 
 impl Fills {
-    /// One more range of a chunk that [`Filling::has_slot`].
+    /// Reserves one more range, of a chunk that [`Filling::has_slot`].
     pub(super) fn reserve(&mut self, filling: &mut Filling, range: Range<usize>) {
         let grown = self.fills.last_mut().is_some_and(|last| filling.extend(last, range.clone()));
         if !grown {
@@ -180,7 +181,7 @@ impl Fills {
         }
     }
 
-    /// All is filled. Whether a thread waits for that, and has to be told.
+    /// Marks all ranges as filled. Returns whether a thread waits for that, and has to be woken.
     pub fn finish(&mut self) -> bool {
         let mut awaited = false;
         for mut fill in self.fills.drain(..) {
@@ -194,7 +195,7 @@ impl Fills {
 }
 
 impl Fill {
-    /// Copies a payload to the begin of what is left, with zeros behind it up to the next granule.
+    /// Copies a payload to the begin of the unfilled part, with zeros up to the next granule.
     fn push(&mut self, payload: &[u8]) {
         let len = payload.len().next_multiple_of(GRANULE as usize);
         assert!(len <= self.range.len());
@@ -208,15 +209,15 @@ impl Fill {
         self.range.start += len;
     }
 
-    /// Whether nothing is left.
+    /// Whether nothing is left to fill.
     fn is_full(&self) -> bool {
         self.range.is_empty()
     }
 }
 
 impl Fill {
-    /// The range is filled: from here on the owner may read it. What can be kept of the chunk, and
-    /// whether a thread waits for all of it and this was the last.
+    /// Marks the range as filled: from here on the owner may read it. Returns the reference to the
+    /// chunk, for reuse, and whether a thread waits for all ranges and this was the last.
     fn end(&mut self) -> (Option<Arc<Shared>>, bool) {
         let Some(shared) = self.shared.take() else { return (None, false) };
         let bit = 1 << self.slot;

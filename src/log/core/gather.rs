@@ -1,9 +1,9 @@
-//! What the segments of a window come to: the last record of each block, and what is zeroed.
+//! Gathers the segments of a window: the last record of each block, and the ranges to zero.
 //!
-//! Images of segments go in, in the order of the log; so does what is known without its chunk, each
-//! at its own place in that order. Invariants: a zeroed range ends all older records of its blocks,
-//! so what is zeroed first and written afterwards is the state at the end of the last segment that
-//! was taken. Each entry costs time logarithmic in the number of blocks and ranges, and a step
+//! Images of segments go in, in log order. Records and discards that are known without their chunk
+//! go in at their own place in that order. Invariants: a zeroed range removes all older records of
+//! its blocks, so zeroing first and writing afterwards gives the state at the end of the last
+//! segment taken. Each entry costs time logarithmic in the number of blocks and ranges, and a step
 //! takes a bounded number of entries. Only whole segments are taken: a window may end before any of
 //! them.
 
@@ -16,48 +16,48 @@ use crate::log::planted::{self, Bug, mark, visits};
 use crate::media::{ALIGN, Buffer};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Entries that a step takes, or forgets, about.
+/// Entries that a step takes or forgets, approximately.
 const STEP: usize = if cfg!(sim) { 3 } else { 2048 };
 /// Blocks and ranges after which a window takes no more segments: all of them are in memory at
-/// once, and no segment of a window is free before the last of them is written.
+/// once, and no segment of a window is free before the last block is written.
 const MOST: usize = if cfg!(sim) { 300 } else { 1 << 18 };
 
-/// What the segments come to.
+/// What was gathered so far.
 #[derive(Default)]
 pub(super) struct Gathering {
-    /// The last record of each block: index of its segment in the plan, and where.
+    /// The last record of each block: index of its segment in the plan, and the record.
     pub blocks: BTreeMap<u64, (usize, Data)>,
     /// Blocks that are zeroed before any is written.
     pub zeros: Intervals,
-    /// Blocks with copies, which the backing store has.
+    /// Blocks with copies, which the backing store has already.
     pub copies: Vec<u64>,
     /// Parts of segments that cannot be read as chunks.
     pub unreadable: Vec<Part>,
-    /// Segments of the plan that are taken.
+    /// Number of segments of the plan that are taken.
     pub segments: usize,
-    /// Bytes of them, and of the one at work.
+    /// Bytes of these segments, and of the segment at work.
     pub bytes: u64,
-    /// Discards whose turn has not come yet, the oldest first.
+    /// Discards that are known without their chunks, and not due yet, oldest first.
     stones: VecDeque<Tombstone>,
-    /// Records that are known without their chunks, the same: segment, its index in the plan, and
-    /// where.
+    /// Records that are known without their chunks, and not due yet, oldest first: segment, its
+    /// index in the plan, and the record.
     records: VecDeque<(u64, usize, Data)>,
-    /// What is left of the chunk at work.
+    /// The remaining entries of the chunk at work.
     entries: std::vec::IntoIter<Entry>,
-    /// The turn has come of what is known without its chunk up to this place: segment, where in it.
+    /// What is known without its chunk is due up to this place: segment, offset in it.
     turn: (u64, u32),
-    /// Where in the segment at work the next chunk begins; `None` before its begin.
+    /// Offset of the next chunk in the segment at work; `None` before the segment is begun.
     at: Option<u32>,
-    /// Number of that chunk and CRC of the header before; without the CRC, any later number.
+    /// Number of that chunk, and CRC of the header before it; without the CRC, any later number.
     after: (u64, Option<u32>),
-    /// Where in the segment at work what cannot be read begins.
+    /// Offset in the segment at work where an unreadable part begins.
     broken: Option<u32>,
-    /// So many blocks and ranges are enough.
+    /// Blocks and ranges that are enough for one window.
     most: usize,
 }
 
 impl Gathering {
-    /// Nothing yet of a plan; these stones and records are known without their chunks. A part of
+    /// Begins to gather `plan`; `stones` and `records` are known without their chunks. A part of
     /// the plan is enough if it `may_be_cut`.
     pub(super) fn new(
         plan: &[Planned],
@@ -75,8 +75,8 @@ impl Gathering {
         Self { stones: stones.into(), records: records.into(), turn, most, ..Self::default() }
     }
 
-    /// Takes more of the segments of a plan, of which there are images of the first `end`; whether
-    /// it has taken all of these, or [enough](Self::is_full).
+    /// Takes more of the first `end` segments of a plan, which have images; returns whether all of
+    /// these are taken, or [enough](Self::is_full).
     pub(super) fn step(&mut self, plan: &[Planned], images: &[Option<Buffer>], end: usize) -> bool {
         let mut left = STEP;
         while left > 0 {
@@ -100,8 +100,7 @@ impl Gathering {
         self.blocks.len() + self.zeros.ranges() + self.copies.len() >= self.most
     }
 
-    /// Takes what is known without its chunk, up to the segment that is taken last; whether that is
-    /// all.
+    /// Takes what is known without its chunk, up to segment `last`; returns whether that is all.
     pub(super) fn close(&mut self, last: u64) -> bool {
         self.turn = (last, u32::MAX);
         let mut left = STEP;
@@ -113,8 +112,8 @@ impl Gathering {
         false
     }
 
-    /// Takes one thing that comes before the next chunk; `false` if there is none. Counts what it
-    /// has taken and forgotten.
+    /// Takes one discard, record or entry that comes before the next chunk; `false` if there is
+    /// none. Counts down `left` by what was taken and forgotten.
     fn take_due(&mut self, left: &mut usize) -> bool {
         let due = |place: &(u64, u32)| *place <= self.turn;
         let stone = self.stones.front().map(|s| (s.segment, s.offset)).filter(due);
@@ -134,7 +133,7 @@ impl Gathering {
         true
     }
 
-    /// Takes an entry of the chunk at work; how many records it has forgotten.
+    /// Takes an entry of the chunk at work; returns how many records were forgotten.
     fn note(&mut self, entry: &Entry) -> usize {
         match *entry {
             Entry::Data(Data { kind: Kind::Summary, .. }) => 0,
@@ -163,14 +162,14 @@ impl Gathering {
         self.forget(start, end)
     }
 
-    /// Older data of a range must not come after its zeros. What goes was taken before, so all that
-    /// ever goes is no more than that.
+    /// Forgets older data of a range: it must not be written after the zeros. A record is forgotten
+    /// at most once, so this costs no more than taking the records did.
     fn forget(&mut self, start: u64, end: u64) -> usize {
         self.blocks.extract_if(start..end, |_, _| true).count()
     }
 
-    /// Goes on to the next chunk of a segment, or over a place where none can be read; at its end,
-    /// to the next segment.
+    /// Goes on to the next chunk of a segment, or over a place where none can be read; at the
+    /// segment's end, to the next segment.
     fn next_chunk(&mut self, planned: &Planned, image: Option<&[u8]>) {
         let Planned { number, from, used, chunk, prev, .. } = *planned;
         let Some(at) = self.at else {
@@ -187,7 +186,7 @@ impl Gathering {
             return;
         }
         let Some((header, sum, entries)) = read_chunk(planned, image, at, self.after) else {
-            // Chunks behind a damaged one are good for themselves.
+            // Chunks behind a damaged one count on their own.
             self.broken = self.broken.or(Some(at));
             self.after.1 = None;
             self.at = Some(at + ALIGN as u32);
@@ -206,8 +205,8 @@ impl Gathering {
     }
 }
 
-/// The chunk at a place: of the number and after the header that are given, or, without a header,
-/// of any later number.
+/// The chunk at offset `at`: number `chunk`, following the header with CRC `prev`; without that
+/// CRC, any later number.
 fn read_chunk(
     planned: &Planned,
     image: Option<&[u8]>,
@@ -252,7 +251,7 @@ mod tests {
         Zeros,
         /// Blocks that have no neighbours.
         Blocks,
-        /// One after the other.
+        /// Discards and blocks in turn.
         Alternating,
         /// The same, and every second chunk cannot be read afterwards.
         Damaged,
@@ -281,7 +280,7 @@ mod tests {
             Self { core: open(&log, options, 1, false, kept).unwrap().0, log, backing }
         }
 
-        /// Does all that the log wants done.
+        /// Carries out all commands of the log.
         fn work(&mut self) {
             loop {
                 while let Some(command) = self.core.next_command() {
@@ -344,7 +343,7 @@ mod tests {
             }
         }
 
-        /// Brings all to the backing store.
+        /// Writes all back.
         fn write_back(&mut self) {
             while let Some(plan) = self.core.begin_window(u64::MAX) {
                 let mut writeback = Writeback::new(plan);
@@ -367,7 +366,7 @@ mod tests {
         }
     }
 
-    /// How often loops come to a block, a range or a segment, until the backing store has all.
+    /// How often loops visit a block, a range or a segment until all is written back.
     fn visits_of(n: u64, load: Load) -> u64 {
         let mut machine = Machine::new(n);
         let before = visited();

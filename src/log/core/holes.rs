@@ -1,34 +1,34 @@
 //! Ranges of blocks that a record without payload covers: discarded, or lost.
 //!
-//! Invariant: ranges do not overlap. A block that the map names is not looked up here: the caller
-//! that adds a range removes the blocks from the map; a block that is written afterwards shadows
-//! the range. Every range is in one of the two sets by record, so that those of a segment are found
-//! without a look at the others.
+//! Invariant: ranges do not overlap. The map has precedence: the caller that adds a range removes
+//! its blocks from the map, and a block written afterwards shadows the range. Each range is also in
+//! one of two sets ordered by record, so the ranges of a segment are found without a scan of all
+//! others.
 
 use crate::log::disk::format::{BLOCKS_MAX, Kind, SEGMENT_MAX};
 use crate::log::planted::visit;
 use crate::media::ALIGN;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Where a record's chunk begins if that is unknown: anywhere in its segment.
+/// The offset of a record whose chunk is unknown: it may be anywhere in its segment.
 pub const ANYWHERE: u32 = u32::MAX;
-// How items of pages have it: bits 44 to 63 of the first word.
+// Items of pages hold the chunk's place in bits 44 to 63 of the first word.
 const _: () = assert!(SEGMENT_MAX as usize / ALIGN < (1 << 20) - 1);
 const _: () = assert!(BLOCKS_MAX <= Record::BLOCKS && ANYWHERE as usize / ALIGN < 1 << 24);
 
-/// What covers a block.
+/// The record that covers a range of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hole {
     /// The segment of the record.
     pub segment: u64,
-    /// Where in it the record's chunk begins, in bytes, or [`ANYWHERE`].
+    /// Offset of the record's chunk in the segment, in bytes, or [`ANYWHERE`].
     pub offset: u32,
     /// [`Kind::Zeros`] or [`Kind::Lost`].
     pub kind: Kind,
 }
 
 impl Hole {
-    /// With the blocks that it covers, from `start` to before `end`, as an item of a page.
+    /// The item of a checkpoint page for the blocks `start..end`, which this record covers.
     pub fn item(&self, start: u64, end: u64) -> [u64; 3] {
         let place = match self.offset {
             ANYWHERE => 0,
@@ -37,7 +37,7 @@ impl Hole {
         [start | (self.kind as u64) << 40 | place << 44, end - start, self.segment]
     }
 
-    /// The first block, the end and what covers them, of such an item; `None` if it makes no sense.
+    /// Decodes such an item into first block, end and record; `None` if it is invalid.
     pub fn from_item([first, count, segment]: [u64; 3]) -> Option<(u64, u64, Self)> {
         let start = first & ((1 << 40) - 1);
         let kind = Kind::from_bits(first >> 40 & 15)?;
@@ -52,8 +52,8 @@ impl Hole {
     }
 }
 
-/// A discard whose record cannot be read. It still has its turn among the other records: older ones
-/// come before it, newer ones after.
+/// A discard whose record cannot be read. It keeps its place in the order of records: after all
+/// older ones, before all newer ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tombstone {
     /// The segment of the record.
@@ -62,12 +62,12 @@ pub struct Tombstone {
     pub offset: u32,
     /// The first block.
     pub start: u64,
-    /// The end.
+    /// The end, exclusive.
     pub end: u64,
 }
 
-/// A range, named by the record that made it: segment (64 bits), where in it the record's chunk
-/// begins (24, in pages), first block of the range (40).
+/// The key of a range, ordered by the record that made the range: segment (64 bits), offset of the
+/// record's chunk in the segment (24 bits, in pages), first block of the range (40 bits).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Record(u128);
 
@@ -79,12 +79,12 @@ impl Record {
         Self(u128::from(segment) << 64 | u128::from(page << 40 | start))
     }
 
-    /// The first that there can be of a place, and the last.
+    /// The lowest and the highest key of an offset in a segment.
     pub fn all_of(segment: u64, offset: u32) -> [Self; 2] {
         [0, Self::BLOCKS].map(|start| Self::new(segment, offset, start))
     }
 
-    /// The one that comes next, if there is one.
+    /// The next key in order; the highest key stays.
     #[must_use]
     pub fn next(self) -> Self {
         Self(self.0.saturating_add(1))
@@ -100,34 +100,34 @@ impl Record {
     }
 }
 
-/// Bytes that a range takes: its entries in two B-trees whose nodes are two thirds full.
+/// Bytes that a range takes: an entry in each of two B-trees whose nodes are two thirds full.
 const BYTES_PER_RANGE: usize = 3 * (size_of::<(u64, u64, Hole)>() + size_of::<Record>()) / 2;
 
-/// The ranges, by their first block, and by their records. Each method takes time logarithmic in
-/// the number of ranges, and linear in the number of ranges that it touches or returns.
+/// The ranges, by first block and by record. Each method takes time logarithmic in the number of
+/// ranges, and linear in the number of ranges that it touches or returns.
 #[derive(Default)]
 pub struct Holes {
     ranges: BTreeMap<u64, (u64, Hole)>,
-    /// Those that are zeros.
+    /// Keys of the ranges that read as zeros.
     zeroed: BTreeSet<Record>,
-    /// Those that are lost.
+    /// Keys of the lost ranges.
     lost: BTreeSet<Record>,
 }
 
 impl Holes {
-    /// What covers a block.
+    /// The record that covers `block`.
     pub fn get(&self, block: u64) -> Option<Hole> {
         let (_, &(end, hole)) = self.ranges.range(..=block).next_back()?;
         (block < end).then_some(hole)
     }
 
-    /// Covers the blocks from `start` to before `end`, in place of what covered them.
+    /// Covers the blocks `start..end`, replacing what covered them.
     pub fn insert(&mut self, start: u64, end: u64, hole: Hole) {
         self.remove(start, end);
         self.add(start, end, hole);
     }
 
-    /// Uncovers the blocks from `start` to before `end`.
+    /// Uncovers the blocks `start..end`.
     pub fn remove(&mut self, start: u64, end: u64) {
         while let Some((&from, &(to, hole))) = self.ranges.range(..end).next_back()
             && to > start
@@ -159,7 +159,7 @@ impl Holes {
         }
     }
 
-    /// Forgets up to `most` ranges of segments before this one; whether none of them is left.
+    /// Forgets up to `most` ranges of segments before `segment`; returns whether none is left.
     pub fn retire(&mut self, segment: u64, most: usize) -> bool {
         for _ in 0..most {
             let oldest = [self.zeroed.first(), self.lost.first()].into_iter().flatten().min();
@@ -171,17 +171,17 @@ impl Holes {
         false
     }
 
-    /// The ranges from this block on: first block, end, what covers it.
+    /// The ranges that begin at `block` or later: first block, end, record.
     pub fn from(&self, block: u64) -> impl Iterator<Item = (u64, u64, Hole)> + '_ {
         self.ranges.range(block..).map(|(&start, &(end, hole))| (start, end, hole))
     }
 
-    /// How many ranges there are.
+    /// Number of ranges.
     pub fn len(&self) -> usize {
         self.ranges.len()
     }
 
-    /// Memory that they take, in bytes.
+    /// Memory that the ranges take, in bytes.
     pub fn memory(&self) -> usize {
         self.len() * BYTES_PER_RANGE
     }
@@ -192,34 +192,34 @@ impl Holes {
         Some(Tombstone { segment, offset, start, end })
     }
 
-    /// The first discard from a record on, and not after `last`, in the order of records.
+    /// The first discard in `from..=last`, in the order of records.
     pub fn next_discard(&self, from: Record, last: Record) -> Option<(Record, Tombstone)> {
         let record = self.zeroed.range(from..=last).next()?;
         Some((*record, self.stone(record)?))
     }
 
-    /// The first lost range from a record on, in the order of records.
+    /// The first lost range at `from` or later, in the order of records.
     pub fn next_lost(&self, from: Record) -> Option<(Record, Tombstone)> {
         let record = self.lost.range(from..).next()?;
         Some((*record, self.stone(record)?))
     }
 
-    /// The lost ranges that have blocks from `start` to before `end`, as first block and end.
+    /// The lost ranges that meet `start..end`, as first block and end.
     pub fn lost_within(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
-        // Ranges do not overlap, so the last one that begins before is the only one to reach in.
+        // Ranges do not overlap, so of those that begin before `start` only the last can reach in.
         let before = self.ranges.range(..start).next_back();
         let all = before.into_iter().chain(self.ranges.range(start..end));
         let lost = all.filter(move |(_, (to, hole))| hole.kind == Kind::Lost && *to > start);
         lost.map(|(&from, &(to, _))| (from, to))
     }
 
-    /// Whether ranges of segments before this one are lost.
+    /// Whether a segment before `segment` has a lost range.
     pub fn has_lost_before(&self, segment: u64) -> bool {
         self.lost.first().is_some_and(|oldest| oldest.segment() < segment)
     }
 
-    /// Whether no range waits to be zeroed in the backing store, which has what segments before
-    /// this one say.
+    /// Whether no range is still to be zeroed in the backing store, if the segments before
+    /// `written` are written back.
     pub fn are_written(&self, written: u64) -> bool {
         self.zeroed.last().is_none_or(|newest| newest.segment() < written)
     }
@@ -308,7 +308,7 @@ mod tests {
     /// What covers each of a few blocks, and which record made the range that it is in.
     type Model = Vec<Option<(Hole, u64)>>;
 
-    /// The ranges of a model: neighbours of one range, which begins where the first of them is.
+    /// The ranges of a model: neighbouring blocks that one record covers.
     fn ranges(model: &Model) -> Vec<(u64, u64, Hole)> {
         let mut ranges: Vec<(u64, u64, Hole, u64)> = Vec::new();
         for (block, covered) in (0..).zip(model) {

@@ -1,13 +1,13 @@
-//! What a window that came back has left undone, because it could not read all that it was to.
+//! Judges what a window left undone, because it could not read all of its segments.
 //!
-//! The index knows of a chunk that cannot be read what still counts: records, which the same window
-//! then takes from here once more; discards, which are said again at the head of the log; and what
-//! is damaged, or was lost before, is said to be lost. Of a log that has failed nothing can be said
-//! again: its windows take discards from here as well. Invariants: all of it is done in steps, each
-//! over a bounded number of blocks and ranges, while the volume is at work. What is looked for is
-//! in segments that nothing is added to any more, so what has been passed by does not come back;
-//! what changes meanwhile has a newer record, which is durable before the tail moves, and is looked
-//! up again before a range is said to be lost.
+//! Of a chunk that cannot be read, the index knows what still counts. Its records are noted here,
+//! and the same window takes them once more. Its discards are appended again at the head of the
+//! log. Blocks that are damaged, or were lost before, are appended as lost. A failed log takes no
+//! appends, so its windows take discards from here as well. Invariants: all of this is done in
+//! steps, each over a bounded number of blocks and ranges, while the volume is at work. The judged
+//! segments take no more entries, so nothing comes back behind the point that judging has passed. A
+//! block that changes meanwhile has a newer record, which is durable before the tail moves; it is
+//! looked up again before a range is appended as lost.
 
 use super::commit::Ticket;
 use super::holes::{ANYWHERE, Hole, Record, Tombstone};
@@ -21,17 +21,18 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Entries of the index that are looked at in one step.
+/// Index entries that one step visits.
 const LOOK: usize = if cfg!(sim) { 8 } else { 8192 };
 
-/// What is known of segments without chunks that cannot be read.
+/// What is known of segments whose chunks cannot be read.
 #[derive(Debug, Default)]
 pub(super) struct Unread {
-    /// Parts of which the index has been asked for records, in bytes from the begin of segment 0.
+    /// Parts that were looked up in the index, in bytes from the begin of segment 0.
     parts: Intervals,
-    /// What it named there then: with the segment, and in no order.
+    /// The records that the index named there, with their segments, in no order.
     records: Arc<Vec<(u64, Data)>>,
-    /// Discards for whose repetition there was no room: a window carries them out in their turn.
+    /// Discards that could not be appended again for lack of room: a window carries them out, each
+    /// at its place in the order of the log.
     stones: BTreeSet<Tombstone>,
 }
 
@@ -42,7 +43,7 @@ impl Unread {
         (stones.copied().collect(), Arc::clone(&self.records))
     }
 
-    /// Forgets what is known of the segments before `end`, which are of so many bytes.
+    /// Forgets what is known of the segments before `end`, which have `segment` bytes each.
     pub(super) fn forget(&mut self, end: u64, segment: u32) {
         self.parts.remove(0..end.saturating_mul(u64::from(segment)));
         if !self.records.is_empty() {
@@ -56,7 +57,7 @@ impl Unread {
         self.stones = self.stones.split_off(&first);
     }
 
-    /// Whether a window has carried a discard out, as a part of the same record.
+    /// Whether a window has carried out a discard, as a part of the same record.
     fn has_carried(&self, stone: &Tombstone) -> bool {
         let last = self.stones.range(..=Tombstone { end: u64::MAX, ..*stone }).next_back();
         last.is_some_and(|done| {
@@ -65,12 +66,12 @@ impl Unread {
     }
 }
 
-/// What is looked at.
+/// What is judged next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     /// The index, from this block on.
     Index(u64),
-    /// Discards in what cannot be read.
+    /// Discards in parts that cannot be read.
     Discards,
     /// Damaged records.
     Damaged,
@@ -78,28 +79,28 @@ enum At {
     Lost(Record),
 }
 
-/// A window that is looked through.
+/// A window that is being judged.
 #[derive(Debug)]
 pub(super) struct Judging {
-    /// Where it has ended.
+    /// The segment before which it ended.
     end: u64,
     /// Whether the log has failed.
     rescues: bool,
-    /// Blocks that it names.
+    /// Blocks that its segments name.
     blocks: Vec<u64>,
     at: At,
-    /// Parts that the index has to be asked for, as [`Unread::parts`].
+    /// Parts to look up in the index, as [`Unread::parts`].
     unknown: Intervals,
-    /// It named something there that the window lacked: the window is taken again.
+    /// The index named records there that the window lacked: the window is taken again.
     again: bool,
-    /// From which record to which there are discards to look for, the last ones first.
+    /// Ranges of records in which discards are looked for, in reverse order.
     spans: Vec<(Record, Record)>,
     damaged: Vec<(u64, Data)>,
-    /// A range to say again, from a block on: discarded, or lost.
+    /// The rest of a range to append again, as discarded or lost.
     range: Option<(Tombstone, Kind)>,
-    /// Something is not what the log had: what is newer has to be durable first.
+    /// Something was unreadable, damaged or lost: newer records have to be durable first.
     judges: bool,
-    /// There was no room to say something.
+    /// An error if there was no room for an append.
     full: Result<(), Refused>,
 }
 
@@ -110,7 +111,8 @@ impl Judging {
     }
 }
 
-/// The records that a part of a segment may have, and those of which only the segment is known.
+/// The ranges of records that unreadable parts may have, with the records of which only the segment
+/// is known.
 fn spans(unreadable: &[Part]) -> Vec<(Record, Record)> {
     let mut spans = Vec::new();
     for (i, (segment, part)) in unreadable.iter().enumerate() {
@@ -125,7 +127,7 @@ fn spans(unreadable: &[Part]) -> Vec<(Record, Record)> {
 }
 
 impl Core {
-    /// Begins to look through a window that has ended well.
+    /// Begins to judge a window that has ended well.
     pub(super) fn begin_judging(
         &self,
         (end, rescues): (u64, bool),
@@ -134,7 +136,7 @@ impl Core {
         unreadable: &[Part],
     ) -> Judging {
         let mut unknown = Intervals::default();
-        // What was never on the drive is in memory, all of it.
+        // Content that was never on the drive is all in memory.
         if !rescues || !self.rescues_memory() {
             for (segment, part) in unreadable {
                 let begin = segment * u64::from(self.sb.segment);
@@ -160,7 +162,7 @@ impl Core {
         }
     }
 
-    /// Looks a window through, one step further; `None` when that is over, and it has ended.
+    /// Judges a window one step further; `None` when judging is over.
     pub(super) fn judge(&mut self, mut judging: Box<Judging>) -> Option<Box<Judging>> {
         for _ in 0..STEP {
             visit();
@@ -180,7 +182,7 @@ impl Core {
                 At::Discards => match self.next_discard(&mut judging) {
                     Some(stone) if judging.rescues => judging.again |= self.rescue_discards(stone),
                     Some(stone) => judging.range = Some((stone, Kind::Zeros)),
-                    // Each has its turn: the same window again.
+                    // Each discard has its place in the order of the log: the same window again.
                     None if judging.again => return None,
                     None => judging.at = At::Damaged,
                 },
@@ -209,8 +211,8 @@ impl Core {
         Some(judging)
     }
 
-    /// Asks the index what it names in parts that cannot be read: records are noted for the next
-    /// window, and copies, of which nothing is lost, are forgotten.
+    /// Looks up what the index names in parts that cannot be read: notes records for the next
+    /// window, and forgets copies, whose content the backing store has.
     fn judge_index(&mut self, judging: &mut Judging, from: u64) {
         let position = |entry: &Packed| {
             let segment = self.segment_of(entry.slot()) * u64::from(self.sb.segment);
@@ -251,7 +253,7 @@ impl Core {
         }
     }
 
-    /// The next discard of which the record cannot be read.
+    /// The next discard whose record cannot be read.
     fn next_discard(&self, judging: &mut Judging) -> Option<Tombstone> {
         while let Some((from, last)) = judging.spans.last_mut() {
             visit();
@@ -278,8 +280,8 @@ impl Core {
         }
     }
 
-    /// Says again of the first part of a range that was not written since what is true of all of
-    /// it; what is left of it.
+    /// Appends again what is true of a range, discarded or lost, for its first part that was not
+    /// written since; returns the rest of the range.
     fn say_again(
         &mut self,
         judging: &mut Judging,
@@ -306,8 +308,8 @@ impl Core {
         (next < range.end).then_some((Tombstone { start: next, ..range }, kind))
     }
 
-    /// The first part of a range that the index does not name, which may be empty, and the block to
-    /// go on with, which is behind it.
+    /// The first part of `start..end` that the index does not name, which may be empty, and the
+    /// block behind it, with which to go on.
     pub(super) fn next_unnamed(&self, start: u64, end: u64) -> (Range<u64>, u64) {
         let mut from = start;
         for (i, entry) in self.map.packed_from(start).enumerate() {
@@ -324,15 +326,15 @@ impl Core {
         (from..to.max(from), to.max(from))
     }
 
-    /// Appends again that blocks are lost; in a log without a segment left, the superblock says so.
+    /// Appends again that blocks are lost; if the log has no segment left, the superblock says so.
     fn repeat_lost(&mut self, end: u64, block: u64, count: u64) -> Result<(), Refused> {
         let kind = Kind::Lost;
         match self.append_range(kind, block, count, 0) {
             Ok(()) => self.counts.repeated += 1,
             Err(_) if self.window.lost.len() < LOST_MAX => {
                 mark("window.lost_in_superblock");
-                // Of what changes without a record, a copy that is being made would have neither
-                // the block nor the range.
+                // This change has no record, so a checkpoint at work would have neither the block
+                // nor the range.
                 self.checkpoint.abort();
                 self.window.lost.push((block, count));
                 self.forget_range(block, block + count);
@@ -343,7 +345,7 @@ impl Core {
         Ok(())
     }
 
-    /// Appends a discard again; in a log without a segment left, the next window carries it out.
+    /// Appends a discard again; if the log has no segment left, the next window carries it out.
     fn repeat_discard(&mut self, stone: Tombstone) -> Result<(), Refused> {
         if self.window.unread_parts.has_carried(&stone) {
             mark("window.zeroed_itself");
@@ -361,7 +363,7 @@ impl Core {
         Ok(())
     }
 
-    /// All of a window was looked through.
+    /// Ends judging a window.
     fn judged(&mut self, judging: Judging) {
         let Judging { end, blocks, judges, full, .. } = judging;
         if full.is_err() {
@@ -373,8 +375,8 @@ impl Core {
         self.window.unread_parts.carried(end);
         self.mixed(end);
         self.read_well(end);
-        // Judging by the index may have let a record go because a newer one is there: that one has
-        // to be durable before the tail moves, too.
+        // Judging may have skipped a record because the index names a newer one: that one has to be
+        // durable before the tail moves, too.
         let waits = judges && !planted::on(Bug::TailBeforeSuccessor);
         let ticket = if waits { self.flush() } else { Ticket(0) };
         self.end_judging(end, blocks, ticket);

@@ -1,16 +1,17 @@
-//! What a log has taken and not made durable, kept so that another process can take it over.
+//! Kept memory: what a log has taken and not made durable, for another process to take over.
 //!
-//! Two memory files: the chunks' own memory, in which payloads are filled in anyway; and records of
-//! 16 bytes that say what each of them is, in the order of the log. A process that takes them
-//! over knows every acknowledged change, at whichever instruction the other was killed.
-//! `docs/format.md` has every word.
+//! Two memory files: the memory of the chunks, which payloads are copied to in any case; and
+//! records of 16 bytes that describe each chunk and change, in log order. A process that takes the
+//! files over knows every acknowledged change, at whichever instruction the other was killed.
+//! `docs/format.md` describes every word.
 //!
-//! Invariants: a change is recorded in the step in which its place is reserved, before any thread
-//! fills it or is answered; a record counts when `end` is beyond it, which is stored last. Chunks
-//! are let go in order, when the log's drive has them durably (or the backing store has them, and
-//! no log does); only then is their memory used again. A chunk has the number here that it has on
-//! the drive, also when it is written anew elsewhere: so what the drive has is known by a number. A
-//! payload counts if it has the CRC that was recorded, so one that was not filled in is none.
+//! Invariants: one step reserves the place of a change and records the change, before its payload
+//! is filled or its write acknowledged; a record counts when `end`, which is stored last, is beyond
+//! it. Chunks are let go in order, when they are durable on the log's drive (or in the backing
+//! store, and the log is given up); only then is their memory used again. A chunk has the same
+//! number here as on the drive, also when it is laid out anew: so one number says what the drive
+//! has. A payload counts only if it has the recorded CRC, so a payload that was not filled does not
+//! count.
 
 use super::chunk::CHUNK_MAX;
 use super::fill::Filling;
@@ -27,19 +28,19 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// The first word: what it is, and the version.
+/// The first word: magic and version.
 const MAGIC: u64 = u64::from_le_bytes(*b"zTkept\0\x01");
 /// Words before the records.
 const FRONT: usize = 16;
 const UUID_AT: usize = 1;
 const EPOCHS_AT: usize = 3;
-/// Epochs that the log may be in: more than can follow each other before one is on the drive.
+/// Epochs that are noted: more than can follow each other before one is on the drive.
 const EPOCHS: usize = 4;
 const BEGIN_AT: usize = 8;
 const END_AT: usize = 9;
 
-/// Bytes of chunks for each record that there is room for; the memories of the simulator and of the
-/// schedule explorer are small.
+/// Bytes of chunks for each record that fits; the memories of the simulator and of the schedule
+/// explorer are small.
 const PER_RECORD: u64 = if cfg!(shuttle) {
     16 << 10
 } else if cfg!(sim) {
@@ -47,18 +48,18 @@ const PER_RECORD: u64 = if cfg!(shuttle) {
 } else {
     128
 };
-/// Records beyond that.
+/// Records that fit beyond that.
 const MORE: u64 = if cfg!(sim) { 96 } else { 256 };
-/// Records that only the core's own changes take.
+/// Records that only the core's own changes may take.
 const RESERVE: u64 = 64;
 const RECORDS: u64 = MEMORY_MAX / PER_RECORD + MORE;
-/// Chunks beyond the log's memory that there is room for: the open one, those that the core itself
-/// adds, and what is left unused at the ring's end.
+/// Chunks beyond the log's memory that fit: the open one, those that the core itself adds, and what
+/// is left unused at the ring's end.
 const CHUNKS: u64 = 4;
 const ARENA: u64 = MEMORY_MAX + CHUNKS * CHUNK_MAX as u64;
 
-// A record whose first word is a place in the ring, below this, is that of a chunk: an entry has a
-// kind there.
+// The first word of a chunk's record is its offset in the ring, below this limit; that of an entry
+// has a kind, which is never 0, in the bits from 40 on.
 const _: () = assert!(ARENA < 1 << 40);
 
 /// The memory of a log's chunks, and the records of what is in it.
@@ -68,25 +69,26 @@ pub struct Kept {
     buffers: RingBuffers,
     /// Chunks that were not let go, oldest first.
     chunks: VecDeque<Chunk>,
-    /// Records that were made, ever.
+    /// Number of the next record.
     end: u64,
-    /// Records that there may be at most.
+    /// Limit on the records that are not let go.
     most: u64,
-    /// Where the newest epoch is.
+    /// Index of the newest epoch.
     epoch: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Chunk {
     number: u64,
-    /// Its first record, which is that of the chunk itself.
+    /// Number of its first record, which is that of the chunk itself.
     begin: u64,
 }
 
 /// A chunk that a process left.
 #[derive(Debug)]
 pub(super) struct Left {
-    /// What it changes. An offset is one in the chunk, a check word the CRC of the payload.
+    /// Its changes. Their offsets count from the chunk's begin; their check words are CRCs of
+    /// payloads.
     pub entries: Vec<Entry>,
     /// Where its payloads end.
     pub used: usize,
@@ -100,7 +102,7 @@ impl Left {
 }
 
 impl Kept {
-    /// That of a new log, or what another process left.
+    /// Opens kept memory: empty, for a new log, or with what another process left.
     ///
     /// # Errors
     /// The system gives no memory, or what is there is of another version.
@@ -122,7 +124,7 @@ impl Kept {
         Ok(Self { words, buffers, chunks, end, most: RECORDS, epoch: 0 })
     }
 
-    /// As much as a log of these options, and of this segment size, may take.
+    /// Limits chunks and records to what a log of these options and of this segment size may take.
     pub(super) fn fit(&mut self, options: &Options, segment: u32) {
         let chunks = CHUNKS * u64::from(CHUNK_MAX.min(segment));
         self.buffers.limit((options.memory + chunks) as usize);
@@ -139,8 +141,8 @@ impl Kept {
         self.chunks.front().map(|chunk| chunk.number)
     }
 
-    /// Whether what is kept may be recommitted to a log with this superblock, of which chunks below
-    /// `next` were found. Changes nothing.
+    /// Checks that the kept chunks may be recommitted to a log with this superblock, of which
+    /// recovery found the chunks below `next`. Changes nothing.
     pub(in crate::log) fn check(&self, sb: &Superblock, next: u64) -> Result<(), OpenError> {
         let Some(first) = self.chunks.front() else { return Ok(()) };
         let (low, high) = halves(&sb.uuid);
@@ -154,12 +156,12 @@ impl Kept {
         if first.number > next { Err(OpenError::Forgotten { chunk: next }) } else { Ok(()) }
     }
 
-    /// From now on it is that of this log, whose epochs are said by [`Self::note`].
+    /// Assigns the kept memory to this log; [`Self::note`] adds the log's later epochs.
     pub(in crate::log) fn belong(&mut self, sb: &Superblock) {
         let (low, high) = halves(&sb.uuid);
         self.set(UUID_AT, low);
         self.set(UUID_AT + 1, high);
-        // What the drive says now stays noted until it says something else.
+        // The epoch that the drive names now stays noted until the drive names another.
         let epoch = sb.epochs.last().map_or(0, |epoch| epoch.id);
         match self.epoch_at(epoch) {
             Some(at) => self.epoch = at,
@@ -167,7 +169,7 @@ impl Kept {
         }
     }
 
-    /// A superblock that is written after this may name such an epoch.
+    /// Notes an epoch, before a superblock that names it is written.
     pub(super) fn note(&mut self, epoch: u64) {
         if self.epoch_at(epoch).is_some() {
             return;
@@ -180,7 +182,7 @@ impl Kept {
         (0..EPOCHS).find(|at| self.word(EPOCHS_AT + at) == epoch)
     }
 
-    /// Whether there is room for so many changes; more of it for what the core itself adds.
+    /// Whether records of `changes` fit; the core's `own` changes may use the reserve, too.
     pub(super) fn has_room(&self, changes: u64, own: bool) -> bool {
         let reserve = if own { 0 } else { RESERVE };
         self.records() + changes + reserve < self.most
@@ -195,7 +197,7 @@ impl Kept {
         self.chunks.front().map_or(0, |chunk| self.end - chunk.begin)
     }
 
-    /// A chunk is opened: its memory. `None` while there is no room.
+    /// Records a chunk that is opened, and lends its memory; `None` while there is no room.
     pub(super) fn open(&mut self, number: u64, capacity: u32) -> Option<Buffer> {
         let (at, bytes) = self.buffers.lend(capacity as usize)?;
         self.chunks.push_back(Chunk { number, begin: self.end });
@@ -203,8 +205,8 @@ impl Kept {
         Some(bytes)
     }
 
-    /// That chunk changes a block: `offset` is one in the chunk, `check` the CRC of the payload. Of
-    /// a cluster, only the first entry is told.
+    /// Records an entry of the open chunk: its `offset` counts from the chunk's begin, its `check`
+    /// is the CRC of the payload. Of a cluster only the first entry is recorded.
     pub(super) fn add(&mut self, entry: &Entry) {
         let bytes = entry.encode();
         let (words, _) = bytes.as_chunks::<8>();
@@ -219,12 +221,12 @@ impl Kept {
         self.words.get(END_AT).store(self.end, Ordering::Release);
     }
 
-    /// That chunk is closed, with so many bytes.
+    /// Closes the open chunk, which keeps its first `len` bytes of memory.
     pub(super) fn close(&mut self, filling: &mut Filling, len: usize) {
         filling.settle(&mut self.buffers, len);
     }
 
-    /// That chunk, which changes nothing, is not closed but forgotten.
+    /// Forgets the open chunk, which changes nothing, instead of closing it.
     pub(super) fn forget(&mut self) {
         self.buffers.take_back_newest();
         if let Some(chunk) = self.chunks.pop_back() {
@@ -233,7 +235,7 @@ impl Kept {
         }
     }
 
-    /// Chunks below this number are where they need no memory.
+    /// Lets go of the chunks below `number`, which need no memory any more.
     pub(super) fn let_go(&mut self, number: u64) {
         while self.chunks.front().is_some_and(|chunk| chunk.number < number) {
             self.chunks.pop_front();
@@ -253,7 +255,7 @@ impl Kept {
         self.buffers.rest(bytes);
     }
 
-    /// The chunks that were not let go; a process left them, and they are unchanged since.
+    /// The chunks that were not let go: another process left them, and they are unchanged since.
     pub(super) fn left(&mut self) -> Vec<Left> {
         let ends = self.chunks.iter().skip(1).map(|chunk| chunk.begin).chain([self.end]);
         let spans: Vec<Range<u64>> =
@@ -274,7 +276,7 @@ impl Kept {
         left
     }
 
-    /// Whether the payload of an entry was filled in, if it has one.
+    /// Whether an entry has no payload, or its payload was filled.
     fn is_whole(&mut self, chunk: usize, entry: &Entry) -> bool {
         let Entry::Data(data) = entry else { return true };
         let payload = self.payload(chunk, data);
@@ -291,17 +293,17 @@ impl Kept {
         self.words.get(at).load(Ordering::Acquire)
     }
 
-    /// Only [`END_AT`] and [`BEGIN_AT`] make it count.
+    /// Stores a word; it counts only after a later store to [`END_AT`] or [`BEGIN_AT`].
     fn set(&self, at: usize, value: u64) {
         self.words.get(at).store(value, Ordering::Relaxed);
     }
 }
 
 impl Left {
-    /// Adds what a record says: all blocks of a cluster, where it says one.
+    /// Adds the entry of a record; for a cluster, an entry for each of its blocks.
     fn take(&mut self, entry: Entry) {
         match entry {
-            // No change; and the backing store may have changed since.
+            // A copy is no change, and the backing store may have changed since.
             Entry::Data(data) if data.copy && !planted::on(Bug::RecommitCopies) => {
                 mark("kept.copy");
             }
@@ -331,7 +333,7 @@ fn words_of(words: &Words, number: u64) -> [u64; 2] {
     [at, at + 1].map(|at| words.get(at).load(Ordering::Relaxed))
 }
 
-/// The entry that a record is; `None` if it is that of a chunk.
+/// Decodes a record as an entry; `None` for the record of a chunk.
 fn read(words: &Words, number: u64) -> Option<Entry> {
     let mut bytes = [0; ENTRY];
     for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words_of(words, number)) {
@@ -340,10 +342,10 @@ fn read(words: &Words, number: u64) -> Option<Entry> {
     Entry::decode(&bytes)
 }
 
-/// Chunks, and what they have of the memory, oldest first.
+/// Chunks, and their pieces of the memory, oldest first.
 type Found = (VecDeque<Chunk>, Vec<Range<usize>>);
 
-/// The chunks of these records; `None` if they cannot be.
+/// The chunks of these records; `None` if the records are invalid.
 fn find(words: &Words, records: Range<u64>) -> Option<Found> {
     if records.end.checked_sub(records.start).is_none_or(|count| count > RECORDS) {
         return None;

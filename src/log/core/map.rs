@@ -1,27 +1,28 @@
-//! Which block is where in the log: a tree of two levels above sorted pages, 16 bytes a block.
+//! The index, where each block is in the log: a tree of two levels above sorted pages, 16 bytes a
+//! block.
 //!
 //! Invariants: pages and branches are never empty, and blocks ascend, within a page and from page
 //! to page; `firsts[i]` is the first block of the `i`-th page, or branch. A page splits in halves
 //! when it is full and joins its neighbour when both are small, so that a page is two thirds full
-//! in the mean and an entry takes less than 24 bytes. To insert or remove a page moves at most
-//! [`BRANCH`] others; only one in many of those moves branches, of which 10⁹ blocks have 20,000.
+//! on average and an entry takes less than 24 bytes. Inserting or removing a page moves at most
+//! [`BRANCH`] others; only rarely does it move branches, of which 10⁹ blocks have 20,000.
 
 use crate::log::disk::format::{Data, GRANULE, Kind, LEN_BITS};
 use crate::log::planted::{visit, visits};
 
 /// Entries in a full page: 4 KiB.
 const FULL: usize = 256;
-/// Entries in a page that is filled in order, with room for what comes between them.
+/// Entries in a page that is filled in order: this leaves room for blocks between them.
 const LOADED: usize = FULL * 3 / 4;
 /// A page with fewer looks for a neighbour to join.
 const SMALL: usize = FULL / 4;
 /// Pages in a full branch.
 const BRANCH: usize = if cfg!(any(test, sim)) { 8 } else { 512 };
 
-/// What is added to the kind of a copy.
+/// Added to the kind of a copy.
 const COPY: u64 = 8;
 
-/// Steps in which the search for an entry begins: a cache line.
+/// The first step of the search for an entry: a cache line.
 const NEAR: usize = 4;
 
 /// Where a block's payload is.
@@ -29,20 +30,20 @@ const NEAR: usize = 4;
 pub struct Place {
     /// Slot of the segment: its number modulo the count of segments. Less than 2²².
     pub slot: u32,
-    /// From the segment's begin, in bytes.
+    /// Offset in the segment, in bytes.
     pub offset: u32,
-    /// Bytes, as many as [`Data::len`] may say.
+    /// Length in bytes, in the range of [`Data::len`].
     pub len: u32,
-    /// How to read it.
+    /// How to decode it.
     pub kind: Kind,
     /// Its check word.
     pub check: u32,
-    /// Its record is a copy of what the backing store has, see [`Data`].
+    /// Whether its record is a copy of what the backing store has, see [`Data`].
     pub copy: bool,
 }
 
 impl Place {
-    /// The record there, of a block.
+    /// The record at this place, for `block`.
     pub fn record(&self, block: u64) -> Data {
         let Self { kind, len, offset, check, copy, .. } = *self;
         Data { block, kind, len, offset, check, copy }
@@ -64,7 +65,7 @@ impl Packed {
         Self([first, u64::from(at.check) << 32 | where_to])
     }
 
-    /// The two words of an entry; `None` when they say what cannot be.
+    /// Checks the two words of an entry; `None` if they are invalid.
     pub fn from_words(words: [u64; 2]) -> Option<Self> {
         let (kind, _) = kind_of(words[0])?;
         kind.len_of(words[1])?;
@@ -149,7 +150,7 @@ fn follows(page: &[Packed], entry: Packed) -> bool {
     page.last().is_none_or(|last| last.block() < entry.block())
 }
 
-/// Neighbouring pages; none has more than [`BRANCH`] of them.
+/// Neighbouring pages, at most [`BRANCH`].
 struct Branch {
     firsts: Vec<u64>,
     pages: Vec<Vec<Packed>>,
@@ -160,7 +161,7 @@ impl Branch {
         Self { firsts: Vec::with_capacity(BRANCH + 1), pages: Vec::with_capacity(BRANCH + 1) }
     }
 
-    /// The page that has the block, if any of these has.
+    /// The page that has the block, if this branch has it.
     fn page_of(&self, block: u64) -> usize {
         self.firsts.partition_point(|&first| first <= block).saturating_sub(1)
     }
@@ -170,7 +171,7 @@ impl Branch {
         self.pages.push(page);
     }
 
-    /// Puts a page that has just lost or got entries in order with those beside it.
+    /// Restores the invariants of a page that has just lost or got entries.
     fn tidy(&mut self, page: usize) {
         let Some(first) = self.pages[page].first() else {
             self.firsts.remove(page);
@@ -189,8 +190,8 @@ impl Branch {
         self.pages[left].extend(moved);
     }
 
-    /// Takes the blocks from `start` to before `end` out; how many. The room that pages leave is
-    /// closed once, at the end: each page that went alone would move all behind it.
+    /// Removes the blocks `start..end`; returns how many. The gap that pages leave is closed once,
+    /// at the end: removing each page alone would move all pages behind it.
     fn cut(&mut self, start: u64, end: u64, gone: &mut impl FnMut(Place)) -> usize {
         let pages = self.page_of(start)..self.firsts.partition_point(|&first| first < end);
         let (mut kept, mut cut) = (pages.start, 0);
@@ -241,7 +242,7 @@ impl Map {
         self.pages * FULL * size_of::<Packed>() + self.branches.capacity() * branch
     }
 
-    /// The branch that has the block, if any has, and the page there.
+    /// The branch and the page that have the block, if the map has it.
     fn page_of(&self, block: u64) -> (usize, usize) {
         let branch = self.firsts.partition_point(|&first| first <= block).saturating_sub(1);
         (branch, self.branches.get(branch).map_or(0, |branch| branch.page_of(block)))
@@ -253,9 +254,9 @@ impl Map {
         Some((branch, page, self.search((branch, page), block).ok()?))
     }
 
-    /// Where in a page a block is, or would be. Blocks are often spread evenly, so the search
-    /// begins where the block would be then, and goes on in growing steps: that touches fewer
-    /// cache lines than halving the page does.
+    /// Position of a block in a page, or where it would be. Blocks are often spread evenly, so the
+    /// search begins where the block would be then, and goes on in growing steps: that touches
+    /// fewer cache lines than halving the page does.
     fn search(&self, (at, page): (usize, usize), block: u64) -> Result<usize, usize> {
         let branch = &self.branches[at];
         let (entries, first) = (&branch.pages[page], branch.firsts[page]);
@@ -292,7 +293,7 @@ impl Map {
         Some(self.branches[branch].pages[page][at].place())
     }
 
-    /// Names a new place of a block; returns the one that it had.
+    /// Sets the place of a block; returns the old one.
     pub fn insert(&mut self, block: u64, place: Place) -> Option<Place> {
         visit();
         let entry = Packed::new(block, place);
@@ -334,7 +335,7 @@ impl Map {
     /// Makes two branches of one that is full; `page` is where it has grown.
     fn split(&mut self, on: usize, page: usize) {
         let full = &mut self.branches[on];
-        // As with pages: what grows at its end leaves full branches behind.
+        // As with pages: a branch that grows at its end leaves full branches behind.
         let cut = if page + 1 == full.pages.len() { page } else { full.pages.len() / 2 };
         let mut upper = Branch::new();
         upper.firsts.extend(full.firsts.drain(cut..));
@@ -344,7 +345,7 @@ impl Map {
         self.branches.insert(on + 1, upper);
     }
 
-    /// Forgets a block; where it was, if it was there.
+    /// Removes a block; returns the place that it had.
     pub fn remove(&mut self, block: u64) -> Option<Place> {
         visit();
         let (branch, page, at) = self.find(block)?;
@@ -357,7 +358,7 @@ impl Map {
         Some(gone.place())
     }
 
-    /// Forgets all blocks from `start` to before `end`; `gone` hears where each was.
+    /// Removes the blocks `start..end`; calls `gone` with the place of each.
     pub fn remove_range(&mut self, start: u64, end: u64, mut gone: impl FnMut(Place)) {
         let from = self.page_of(start).0;
         let to = self.firsts.partition_point(|&first| first < end).max(from);
@@ -408,7 +409,7 @@ impl Map {
         self.pages -= before - branch.pages.len();
     }
 
-    /// Every page from the one on that has a block, or would have it.
+    /// Every page from this branch and page on.
     fn pages_from(&self, (at, page): (usize, usize)) -> impl Iterator<Item = &Vec<Packed>> + '_ {
         let first = self.branches.get(at).map_or(&[][..], |branch| &branch.pages[page..]);
         let others = self.branches.iter().skip(at + 1);
@@ -423,7 +424,7 @@ impl Map {
         self.pages_from(at).flatten().copied().skip(skip)
     }
 
-    /// The block of the entry that comes after `count` others from this block on.
+    /// The block of the entry that comes after `count` others from `block` on.
     pub fn block_after(&self, block: u64, count: usize) -> Option<u64> {
         let at = self.page_of(block);
         let mut skip = count;
@@ -460,9 +461,9 @@ impl Map {
         Some(())
     }
 
-    /// The same map without the blocks that `goes` is true of, and with these entries in place of
-    /// what it has of their blocks; `None` if they do not ascend. `goes` is asked in the order of
-    /// blocks.
+    /// This map without the blocks for which `goes` is true, and with the entries of `newer` in
+    /// place of its own for the same blocks; `None` if `newer` does not ascend. `goes` is called in
+    /// the order of blocks.
     pub fn with(
         self,
         newer: impl Iterator<Item = Packed>,
@@ -493,7 +494,7 @@ impl Map {
     }
 }
 
-/// The left one of the element `at` and the neighbour that it joins (the right one first); `None`
+/// The left element of the pair that `at` joins with a neighbour (the right one, if it can); `None`
 /// if it joins neither.
 fn left_of_pair(at: usize, joins: impl Fn(usize) -> bool) -> Option<usize> {
     if joins(at + 1) {

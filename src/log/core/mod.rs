@@ -1,8 +1,8 @@
-//! The state machine of a log: what it is told, what becomes durable when, how its tail moves.
+//! The state machine of a log: takes changes, makes chunks durable, moves the tail.
 //!
-//! Invariants: nothing here does I/O, waits, or reads a clock. [`Core`] says what is to be done by
-//! [`Command`]s and is told the [`Outcome`] of each; a [`Writeback`] does the same for one window.
-//! So a simulator drives both, and their threads are in `run`.
+//! Invariants: nothing here does I/O, waits, or reads a clock. [`Core`] issues [`Command`]s and
+//! takes the [`Outcome`] of each; a [`Writeback`] does the same for one window. So a simulator can
+//! drive both. The threads that drive them in a daemon are in `run`.
 
 mod checkpoint;
 pub(super) mod chunk;

@@ -1,10 +1,10 @@
-//! What a process left in memory when it died goes to the log again.
+//! Recommit: what a process left in memory when it died goes to the log again.
 //!
-//! Its chunks are laid out anew behind what was durable, as those are whose way to the drive had
-//! failed (`rewrite`): in order, with their numbers, of a new epoch, whatever the drive may have of
-//! the first try. Invariants: nothing else is taken before; what is kept stays as it is until the
-//! chunks are durable. So a process that dies meanwhile leaves the same, and power that goes leaves
-//! a state that the volume once had.
+//! Its chunks are laid out anew behind what was durable, like chunks whose write failed
+//! (`rewrite`): in order, with their numbers, in a new epoch, whatever the drive has of the first
+//! attempt. Invariants: the log takes nothing else before; kept memory stays as it is until the
+//! chunks are durable. So a process that dies meanwhile leaves the same again, and a power cut
+//! leaves a state that the volume once had.
 
 use super::chunk::{Closing, Sealed};
 use super::kept::Left;
@@ -13,8 +13,9 @@ use crate::log::planted::{self, Bug, mark};
 use crate::stats::LogStats;
 
 impl Core {
-    /// Whether what another process left in memory still waits for room in the log. Then nothing is
-    /// taken, and what is read may be old; windows of writeback make room.
+    /// Whether chunks that another process left in memory still wait for room in the log. Until
+    /// there is room the log takes no changes, and reads may return old content; writeback makes
+    /// room.
     pub fn is_recommitting(&self) -> bool {
         self.recommits
     }
@@ -24,19 +25,19 @@ impl Core {
         self.recommitted
     }
 
-    /// The log was opened.
+    /// Begins to recommit, after the log was opened.
     pub(in crate::log) fn begin_recommit(&mut self) {
         self.recommits = !self.kept.is_empty();
         self.recommit();
     }
 
-    /// Takes what another process left, as soon as there is room for all of it.
+    /// Recommits what another process left, as soon as there is room for all of it.
     pub(super) fn recommit(&mut self) {
         if !self.recommits || self.is_failed() {
             return;
         }
-        // What was left is looked through when the log is opened and when there is room, not each
-        // time that there is none.
+        // The chunks are read when the log is opened and when there is room, not at each attempt
+        // without room.
         if self.recommits_into.is_some_and(|segments| !self.has_room_anew(segments)) {
             mark("recommit.waits_for_room");
             return;
@@ -49,7 +50,7 @@ impl Core {
         }
         let counts = self.counts;
         if self.lay_out_left(&left).is_err() {
-            // There is room.
+            // Not for lack of room: that was checked.
             return self.fail();
         }
         self.recommits_into = None;
@@ -70,7 +71,7 @@ impl Core {
         }
         for i in order {
             let (segment, offset) = self.place_for(left[i].len())?;
-            // Whatever the summary of a segment before says, these chunks are full as they are.
+            // Drops a due summary: these chunks are full as they are.
             self.summaries.take();
             let closing =
                 Closing { chunk: self.next_chunk, prev: self.prev, durable: self.commit.durable() };

@@ -1,19 +1,19 @@
-//! Replaying: what chunks say goes into the index.
+//! Replay: puts the entries of chunks into the index.
 //!
-//! Invariant: the index ends as if every entry had been taken in the order of the log. Between two
-//! ranges that order only matters for entries of the same block, so there the last one of each
-//! block is taken, in the order of blocks: neighbours lie in the same page of the index.
+//! Invariant: the index ends as if every entry had been indexed in log order. Between two ranges
+//! that order matters only for entries of the same block. So there only the last entry of each
+//! block is indexed, in the order of blocks: neighbours lie in the same page of the index.
 
 use super::state::Core;
 use crate::log::disk::format::{BLOCKS_MAX, Data, Entry, Header, Kind};
 
-/// Bits of a place among the entries that are sorted at once.
+/// Bits of an entry's position among those that are sorted at once.
 const BITS: u32 = 20;
 
 const _: () = assert!(BLOCKS_MAX.checked_mul(1 << BITS).is_some());
 
 impl Core {
-    /// Takes what the chunks of a log change, oldest first.
+    /// Indexes the entries of a log's chunks, oldest first.
     pub(in crate::log) fn replay(&mut self, chunks: &[(Header, Vec<Entry>)]) {
         let mut waiting = Vec::new();
         for (header, entries) in chunks {

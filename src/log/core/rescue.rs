@@ -1,12 +1,12 @@
-//! What becomes of a log whose drive has failed for good.
+//! The rescue of a log whose drive has failed for good.
 //!
-//! In this order: what is durable in the log is written back, oldest windows first; both copies of
-//! the superblock say that the log is spent; what never became durable is written back from memory;
-//! from then on the backing store alone is the volume. Invariants: the backing store gets nothing
-//! that the log does not hold before the log is spent, durably. So a log that is opened later
-//! is empty, or its backing store is not ahead of it. Where the superblocks cannot
-//! be written, nothing more is taken until they can: that is tried again now and then, because a
-//! drive that was gone for a while may come back.
+//! In this order: the durable content of the log is written back, oldest windows first; both copies
+//! of the superblock say that the log is spent; content that never became durable is written back
+//! from memory; from then on the backing store alone is the volume. Invariants: until the log is
+//! durably spent, the backing store gets nothing that the log does not hold. So a log that is
+//! opened later is empty, or its backing store is not ahead of it. While the superblocks cannot be
+//! written, the log takes nothing. It tries again every few seconds, because a drive that was gone
+//! for a while may come back.
 
 use super::holes::{Hole, Holes, Record, Tombstone};
 use super::map::{Map, Place};
@@ -19,25 +19,25 @@ use crate::media::{Buffer, ChangeCounter};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Windows in a row that may fail before requests stop waiting.
+/// Failed windows in a row after which requests no longer wait, but fail.
 const PATIENCE: u32 = 3;
 
-/// Milliseconds after which it is tried again to write the superblocks.
+/// Milliseconds until a failed write of the superblocks is tried again.
 const RETRY_MS: u64 = 5000;
 
-/// How far it is.
+/// How far a rescue is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
-    /// What is durable in the log goes to the backing store.
+    /// The durable content of the log is written back.
     #[default]
     Log,
-    /// The superblocks say that the log is spent.
+    /// The superblocks are written that say that the log is spent.
     Marking,
-    /// What is only in memory goes to the backing store.
+    /// Content that is only in memory is written back.
     Memory,
     /// Writes go to the backing store.
     Through,
-    /// Nothing more is taken.
+    /// The log takes nothing more.
     Stranded,
 }
 
@@ -45,46 +45,46 @@ enum Stage {
 #[derive(Debug, Default)]
 pub(super) struct Rescue {
     stage: Stage,
-    /// Segments before this are in the backing store.
+    /// Segments before this one are in the backing store.
     next: u64,
-    /// Discards of segments from there on whose records cannot be read any more.
+    /// Discards in segments from `next` on whose records cannot be read any more.
     stones: BTreeSet<Tombstone>,
     /// Blocks whose record cannot be read any more.
     lost: BTreeSet<u64>,
-    /// Blocks whose last durable record cannot be read any more, and that memory has anew: lost, if
-    /// the power goes before that is in the backing store.
+    /// Blocks whose last durable record cannot be read any more, and that have a newer record in
+    /// memory: lost if power fails before that record is in the backing store.
     owed: BTreeSet<u64>,
     /// Windows that have failed in a row.
     failures: u32,
-    /// The epoch that begins where the log is spent. It is the same at each attempt: kept memory
-    /// notes only the last few epochs, and has to know the one that is on the drive.
+    /// The epoch that begins where the log is spent. Each attempt uses the same one: kept memory
+    /// notes only the last few epochs, and must know the one that is on the drive.
     epoch: Option<u64>,
-    /// The superblocks cannot be written.
+    /// The superblocks could not be written.
     unmarkable: bool,
-    /// When that was found, in milliseconds.
+    /// When that write failed, in milliseconds.
     unmarkable_ms: u64,
 }
 
-/// Blocks that cannot be read any more, while they are looked for: see [`Core::more_lost`].
+/// A search for blocks that cannot be read any more: see [`Core::more_lost`].
 #[derive(Debug, Default)]
 pub struct Lost {
     found: Vec<(u64, u64)>,
-    /// Single blocks are looked for from this one on, and ranges from this record on.
+    /// Where the search goes on: at this block for single blocks, at this record for ranges.
     block: u64,
     record: Record,
-    /// What is left of a range.
+    /// The rest of the range at work.
     range: Option<(u64, u64)>,
 }
 
 impl Lost {
-    /// Those that were found, as first block and count, in order and joined.
+    /// The blocks that were found, as first block and count, in order and joined.
     pub fn ranges(self) -> Vec<(u64, u64)> {
         merge(self.found)
     }
 }
 
 impl Rescue {
-    /// How a change is answered.
+    /// How the log refuses a change.
     pub(super) fn refusal(&self) -> Refused {
         match self.stage {
             Stage::Through => Refused::Through,
@@ -99,7 +99,7 @@ impl Rescue {
         self.stage == Stage::Through
     }
 
-    /// Whether it works: for better or worse it is not over.
+    /// Whether the rescue is at work: neither complete nor stranded.
     pub(super) fn is_at_work(&self) -> bool {
         !matches!(self.stage, Stage::Through | Stage::Stranded)
     }
@@ -111,12 +111,12 @@ impl Core {
         self.rescue.is_through()
     }
 
-    /// Whether the log has failed, and says so durably: the backing store is ahead of it.
+    /// Whether the log has failed, and durably says so: the backing store is ahead of it.
     pub fn is_spent(&self) -> bool {
         matches!(self.rescue.stage, Stage::Memory | Stage::Through)
     }
 
-    /// Whether the log has failed, and what it holds is being brought to the backing store.
+    /// Whether the log has failed, and its content is being written back.
     pub fn is_rescuing(&self) -> bool {
         self.is_failed() && self.rescue.is_at_work()
     }
@@ -128,8 +128,8 @@ impl Core {
         lost.ranges()
     }
 
-    /// Finds some more of these blocks; whether there may be others. What is written, discarded or
-    /// lost between two steps may be among them or not.
+    /// Carries the search for lost blocks one step further; returns whether there may be more. A
+    /// block that is written, discarded or lost between two steps may be found or not.
     pub fn more_lost(&self, lost: &mut Lost) -> bool {
         let blocks = self.rescue.lost.range(lost.block..).take(STEP);
         let blocks: Vec<(u64, u64)> = blocks.map(|&block| (block, 1)).collect();
@@ -158,8 +158,9 @@ impl Core {
         true
     }
 
-    /// The first of these blocks that cannot be read any more. Asked where writes go to the
-    /// backing store: then there are no more of them than a superblock has room for.
+    /// The first of `count` blocks from `block` on that cannot be read any more. Called while
+    /// writes go to the backing store: then there are no more lost ranges than a superblock has
+    /// room for.
     pub fn first_lost(&self, block: u64, count: u64) -> Option<u64> {
         let end = block + count;
         let alone = self.rescue.lost.range(block..end).next().copied();
@@ -177,8 +178,7 @@ impl Core {
         alone.into_iter().chain(within).min()
     }
 
-    /// The next window of a log that has failed. `None` while nothing can begin, or nothing is
-    /// left.
+    /// The next window of a failed log; `None` while none can begin, or when nothing is left.
     pub(super) fn begin_rescue(&mut self, bytes: u64) -> Option<Plan> {
         if !self.is_between_windows() || !self.is_written() || !self.commit.is_still() {
             return None;
@@ -194,7 +194,7 @@ impl Core {
         plan
     }
 
-    /// The place from which on nothing is durable.
+    /// The segment and the offset from which on nothing is durable.
     fn durable_end(&self) -> (u64, u32) {
         self.sealed.front().map_or((u64::MAX, 0), |s| (s.header.segment, s.header.offset))
     }
@@ -243,8 +243,8 @@ impl Core {
         Some(Plan { segments, patient, images: Vec::new(), stones, records })
     }
 
-    /// What is only in memory, as images of the segments that it should have been in; `None` while
-    /// some of it is not there yet. That is no more than
+    /// Plans a window of what is only in memory, as images of the segments that it was meant for;
+    /// `None` while a payload is not there yet. It is no more than
     /// [`Options::memory`](super::state::Options).
     fn plan_memory(&mut self) -> Option<Plan> {
         let bytes = self.complete_sealed()?;
@@ -274,7 +274,7 @@ impl Core {
         Some(plan)
     }
 
-    /// A window of a rescue came back, well or not.
+    /// Counts a window of a rescue that ended well or failed.
     pub(super) fn rescue_tried(&mut self, well: bool) {
         if well {
             self.rescue.failures = 0;
@@ -284,17 +284,17 @@ impl Core {
         }
     }
 
-    /// Whether what is only in memory goes to the backing store.
+    /// Whether the rescue writes back what is only in memory.
     pub(super) fn rescues_memory(&self) -> bool {
         self.rescue.stage == Stage::Memory
     }
 
-    /// The record of a discard cannot be read; whether that is new.
+    /// Notes a discard whose record cannot be read; returns whether that is new.
     pub(super) fn rescue_discards(&mut self, stone: Tombstone) -> bool {
         self.rescue.stones.insert(stone)
     }
 
-    /// A window of a rescue has brought all before a segment to the backing store.
+    /// Ends a window of a rescue: all before segment `end` is in the backing store.
     pub(super) fn end_rescue(&mut self, end: u64) {
         self.read_well(end);
         let first = Tombstone { segment: end, offset: 0, start: 0, end: 0 };
@@ -303,12 +303,12 @@ impl Core {
         self.mixed(end);
         if self.rescue.stage == Stage::Memory {
             self.rescue.owed.clear();
-            // What did not even decode from memory has to be told as well.
+            // Blocks that did not decode even from memory must be in the superblock, too.
             if self.lost() == self.sb.lost { self.go_through() } else { self.spend() }
         }
     }
 
-    /// A record of a segment is damaged.
+    /// Notes that a record of `segment` is damaged.
     pub(super) fn rescue_lacks(&mut self, segment: u64, data: &Data) {
         let slot = (segment % self.sb.segments) as u32;
         let place = self.map.get(data.block);
@@ -329,22 +329,22 @@ impl Core {
         }
     }
 
-    /// Whether what a place names is durable.
+    /// Whether the payload at a place is durable.
     pub(super) fn is_durable(&self, place: &Place) -> bool {
         (self.segment_of(place.slot), place.offset) < self.durable_end()
     }
 
-    /// The segments before this one are in the backing store.
+    /// Notes that the segments before `end` are in the backing store.
     pub(super) fn rescued(&mut self, end: u64) {
         self.rescue.next = self.rescue.next.max(end);
     }
 
-    /// All that was durable is in the backing store: the superblocks shall say so.
+    /// All durable content is in the backing store: writes superblocks that say so.
     fn spend(&mut self) {
         let mut lost = self.lost();
         lost.extend(self.rescue.owed.iter().map(|&block| (block, 1)));
         let lost = merge(lost);
-        // What another process left has found no room: only the next one can bring it anywhere.
+        // What another process left has found no room: only the next process can recommit it.
         if self.rescue.unmarkable || lost.len() > LOST_MAX || self.recommits {
             return self.strand();
         }
@@ -354,7 +354,7 @@ impl Core {
         self.sb.tail = Tail { segment, chunk, prev };
         (self.sb.written, self.sb.copies) = (self.sb.tail, false);
         self.sb.change_counter = ChangeCounter::default();
-        // What was written and is not durable must not be found behind the new tail.
+        // Chunks that were written and are not durable must not count behind the new tail.
         let epoch = self.rescue.epoch.unwrap_or_else(|| next_epoch(self.epoch()));
         self.rescue.epoch = Some(epoch);
         self.sb.epochs.clear();
@@ -366,7 +366,7 @@ impl Core {
         }
     }
 
-    /// The superblocks say that the log is spent.
+    /// Both superblocks durably say that the log is spent.
     pub(super) fn spent(&mut self) {
         if self.rescue.stage == Stage::Marking {
             mark("rescue.spent");
@@ -374,7 +374,7 @@ impl Core {
         }
     }
 
-    /// The superblocks of a log that has failed cannot be written.
+    /// Notes that the superblocks of a failed log cannot be written.
     pub(super) fn cannot_mark(&mut self) {
         self.rescue.unmarkable = true;
         self.rescue.unmarkable_ms = self.commit.now_ms();
@@ -383,14 +383,14 @@ impl Core {
         }
     }
 
-    /// Tries again to give up in order a log that could not be marked.
+    /// Retries the rescue of a log whose superblocks could not be written.
     pub(super) fn retry_rescue(&mut self) {
         let rescue = &mut self.rescue;
         let due = self.commit.now_ms() >= rescue.unmarkable_ms + RETRY_MS;
         if rescue.stage == Stage::Stranded && rescue.unmarkable && !self.recommits && due {
             mark("rescue.tries_again");
             (rescue.stage, rescue.unmarkable) = (Stage::Log, false);
-            // Until it succeeds no request waits for it.
+            // Until a window succeeds, no request waits for the rescue.
             rescue.failures = PATIENCE;
         }
     }
@@ -400,7 +400,7 @@ impl Core {
         self.rescue.stage = Stage::Stranded;
     }
 
-    /// Everything is in the backing store.
+    /// Everything is in the backing store: from now on writes go there.
     fn go_through(&mut self) {
         mark("rescue.through");
         self.rescue.stage = Stage::Through;
@@ -425,7 +425,7 @@ impl Core {
     }
 }
 
-/// Ranges, as first block and count, in order and joined.
+/// Sorts and joins ranges of first block and count.
 fn merge(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     ranges.sort_unstable();
     let mut merged: Vec<(u64, u64)> = Vec::new();

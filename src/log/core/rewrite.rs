@@ -1,7 +1,7 @@
-//! What becomes of chunks whose way to the drive failed: they are laid out anew in other segments.
+//! Chunks whose write or flush failed are laid out anew in other segments.
 //!
-//! Invariants: nothing is in flight meanwhile; what is laid out is of a new epoch, and is written
-//! only when a superblock names that, so that what the drive may have kept of the first try never
+//! Invariants: nothing is in flight meanwhile; the chunks get a new epoch, and are written only
+//! after a superblock names that epoch, so whatever the drive kept of the first attempt never
 //! counts; chunks keep their order and what they change.
 
 use super::chunk::{Closing, Open, Sealed};
@@ -13,7 +13,7 @@ use crate::media::Buffer;
 use std::sync::Arc;
 
 impl Core {
-    /// When what was in flight has ended after a failure: lays out anew what is not durable.
+    /// After a failure, once nothing is in flight: lays out anew what is not durable.
     pub(super) fn mend(&mut self) {
         if !self.commit.is_stuck() {
             return;
@@ -24,7 +24,7 @@ impl Core {
         if self.is_dropping_copies() && !self.drop_copies() {
             return;
         }
-        // Only what is there can be copied elsewhere.
+        // Only a chunk whose payloads are all there can be copied elsewhere.
         let Some(bytes) = self.complete_all() else {
             mark("commit.rewrite_waits_for_fill");
             return;
@@ -34,7 +34,7 @@ impl Core {
             return;
         }
         if !self.has_room_anew(segments) || self.lay_out_anew(bytes).is_err() {
-            // Without room nothing has changed: what is in memory is still found there.
+            // Without room nothing has changed: the chunks in memory are still found there.
             mark("commit.no_room");
             return self.fail();
         }
@@ -43,10 +43,10 @@ impl Core {
         self.write_superblock(After::Rewrite);
     }
 
-    /// The bytes of everything that is not durable, the open chunk closed; `None` while a payload
-    /// of it is not there yet.
+    /// Closes the open chunk, and returns the bytes of all that is not durable; `None` while a
+    /// payload is not there yet.
     fn complete_all(&mut self) -> Option<Vec<Arc<Buffer>>> {
-        // Else one chunk after the other would be closed here.
+        // Otherwise each call would close one more chunk.
         if self.open.as_ref().is_some_and(Open::awaits_fill) {
             return None;
         }
@@ -54,7 +54,8 @@ impl Core {
         self.complete_sealed()
     }
 
-    /// There is room. No more is laid out than [`Options::memory`](super::state::Options) holds.
+    /// Lays out all that is not durable, at most [`Options::memory`](super::state::Options). The
+    /// caller has checked that there is room.
     fn lay_out_anew(&mut self, bytes: Vec<Arc<Buffer>>) -> Result<(), Refused> {
         let old: Vec<Sealed> = self.sealed.drain(..).collect();
         self.sealed_bytes = 0;
@@ -66,7 +67,7 @@ impl Core {
         self.open_segment(0)?;
         for (chunk, bytes) in old.into_iter().zip(bytes) {
             let (segment, offset) = self.place_for(chunk.header.len)?;
-            // These chunks are full as they are.
+            // Drops a due summary: these chunks are full as they are.
             self.summaries.take();
             let closing =
                 Closing { chunk: self.next_chunk, prev: self.prev, durable: self.commit.durable() };
@@ -79,7 +80,7 @@ impl Core {
         Ok(())
     }
 
-    /// Segments that chunks of these lengths fill.
+    /// Segments that chunks of these lengths take.
     pub(super) fn segments_anew(&self, lens: impl Iterator<Item = u32>) -> u64 {
         let (mut segments, mut used) = (1, 0);
         for len in lens {
@@ -91,7 +92,7 @@ impl Core {
         segments
     }
 
-    /// Whether so many segments are free.
+    /// Whether this many segments are free.
     pub(super) fn has_room_anew(&self, segments: u64) -> bool {
         self.segments.len() as u64 + segments <= self.sb.segments
     }
@@ -106,7 +107,7 @@ impl Core {
         }
     }
 
-    /// Takes chunks that will be elsewhere out of their segments.
+    /// Takes chunks that move elsewhere out of their segments, and finishes all segments.
     fn trim(&mut self, old: &[Sealed]) {
         let (chunk, prev) = (self.next_chunk, self.prev);
         for segment in self.segments.iter_mut().rev().take_while(|s| s.chunk >= chunk) {
@@ -131,7 +132,7 @@ impl Core {
         }
     }
 
-    /// Chunks from this one on are of a new epoch.
+    /// Begins epoch `id` at chunk `from`.
     pub(in crate::log) fn begin_epoch(&mut self, from: u64, id: u64) {
         let epochs = &mut self.sb.epochs;
         epochs.retain(|epoch| epoch.from < from);
@@ -143,7 +144,7 @@ impl Core {
     }
 }
 
-/// A number that is as random as the epoch that it is made of (`SplitMix64`).
+/// Derives the next epoch from `epoch`, as random as that one (`SplitMix64`).
 pub(super) fn next_epoch(epoch: u64) -> u64 {
     let mut z = epoch.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

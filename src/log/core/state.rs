@@ -1,15 +1,16 @@
-//! The state of a log: index, open chunk, segments. What a volume asks of it.
+//! The state of a log (index, open chunk, segments), and the calls of its volume.
 //!
-//! The core does no I/O, knows no clock and starts no thread: changes go in, commands come out of
-//! [`Core::next_command`], what became of them goes in at [`Core::complete`]. So a simulator can
-//! drive it through every order of events. Threads that share it keep it under one lock; payloads
-//! are compressed and summed before, and copied to their places after: a write is reserved here,
-//! filled by its writer without the lock, and acknowledged then.
+//! The core does no I/O, reads no clock and starts no thread: changes go in, [`Core::next_command`]
+//! gives commands, [`Core::complete`] takes their outcomes. So a simulator can drive it through
+//! every order of events. Threads share the core under one lock. They compress payloads and compute
+//! their CRCs before they take the lock, and copy payloads after they leave it: the core reserves
+//! the place of a write, and the writer fills that place without the lock, then acknowledges the
+//! write.
 //!
-//! Invariants: log order is index order, because a change gets its place and is indexed in one
-//! step. A chunk is given to the drive, or read, only where its payloads are there. What
-//! a slot holds is used until nothing names it: its changes are in the backing store, that is
-//! durable, a durable superblock says so, and no reader holds a pin.
+//! Invariants: log order is index order, because one step gives a change its place and indexes it.
+//! A chunk is given to the drive, and a payload read, only when the payload is there. A slot is
+//! reused only when nothing needs its content: its changes are durable in the backing store, a
+//! durable superblock says so, and no reader holds a pin.
 
 use super::checkpoint::Checkpoint;
 use super::chunk::{CHUNK_MAX, CHUNK_MIN, Closing, Open, Payload, Sealed};
@@ -27,31 +28,31 @@ use crate::log::planted::mark;
 use crate::stats::LogStats;
 use std::collections::VecDeque;
 
-/// Segments that only the core itself may open: for what it appends to make room.
+/// Segments that only the core itself may open, for records that it appends to make room.
 pub(super) const RESERVE: u64 = 2;
 
-/// Blocks, and ranges, that the index forgets at once for a discard.
+/// Most blocks, and most ranges, that the index forgets in one discard.
 const DISCARDED: usize = if cfg!(sim) { 4 } else { 1024 };
 
-/// The most that [`Options::memory`] can be, in bytes.
+/// Largest [`Options::memory`], in bytes.
 pub const MEMORY_MAX: u64 = 64 << 20;
 
-/// How a log works.
+/// Settings of a log.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Most bytes that are in the log's memory and not durable; it commits by itself at half of
-    /// it.
+    /// Most bytes in the log's memory that are not durable; the log commits by itself at three
+    /// quarters of it.
     pub memory: u64,
-    /// Most bytes of segments that one pass of writeback takes.
+    /// Most bytes of segments in one window of writeback.
     pub window: u64,
-    /// Milliseconds without a change after which what is there is committed.
+    /// Milliseconds without a change after which the log commits by itself.
     pub idle_ms: u64,
-    /// Least bytes of chunks between two checkpoints; 0 for no checkpoints.
+    /// Least bytes of chunks between two checkpoints; 0: no checkpoints.
     pub checkpoint: u64,
-    /// Which part of a commit's time the next one waits at most for those that it served: one in
-    /// so many; 0 for not at all.
+    /// How long a commit waits at most for the flushers that the last commit served: the time that
+    /// the last commit took, divided by this; 0: it does not wait.
     pub gather_part: u64,
-    /// Percent of the log that may hold copies of what the backing store has; 0 for none.
+    /// Percent of the log that may hold copies of the backing store's blocks; 0: none.
     pub keep_percent: u64,
 }
 
@@ -69,8 +70,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The same for this log: of a small one only a part waits to become durable, because writeback
-    /// takes nothing else.
+    /// These options, fitted to a log: in a small log only a part may wait to become durable,
+    /// because writeback takes durable segments only.
     #[must_use]
     pub fn fitted(self, sb: &Superblock) -> Self {
         let part = (sb.segments / 8).max(2) * u64::from(sb.segment);
@@ -81,14 +82,14 @@ impl Options {
 /// Why a change was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// Nothing fits until commits or writeback have made room, or a log that has failed is given
-    /// up in order: try again.
+    /// No room until a commit or writeback makes some, or while a failed log is written back: try
+    /// again.
     #[error("the log is full")]
     Full,
-    /// The log has failed and is given up: change the backing store itself.
+    /// The log has failed, and the backing store has all of it: write there.
     #[error("the log has failed, and writes go to the backing store")]
     Through,
-    /// The log's drive failed; nothing more is taken.
+    /// The log's drive failed; the log takes nothing more.
     #[error("the log has failed")]
     Failed,
 }
@@ -96,35 +97,35 @@ pub enum Refused {
 /// Where a block's current content is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// It is all zeros.
+    /// The block is all zeros.
     Zeros,
-    /// Its payload was copied out.
+    /// In memory: the payload, of this kind, was copied out.
     Memory(Kind),
-    /// Its writer is about to fill its payload in, and the write is not acknowledged yet: wait for
-    /// the writer, then look again.
+    /// The writer has reserved the place but not filled it yet, so the write is not acknowledged:
+    /// wait for the writer, then look again.
     Filling,
-    /// Its payload is on the log's drive. The pin keeps it there until it is released.
+    /// On the log's drive. A pin keeps the payload there until [`Core::release`].
     Log(Reading),
-    /// The log has nothing of it that the backing store lacks.
+    /// The backing store has the block's current content.
     Backing,
-    /// It was damaged in the log before it reached the backing store.
+    /// The content was damaged in the log before it reached the backing store.
     Lost,
-    /// It is in the payload of the block before, with this check word.
+    /// In the same payload as the block before, a cluster; this is the block's own check word.
     Before(u32),
 }
 
 /// A payload to read from the log's drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// Where on the drive, in bytes; not aligned.
+    /// Offset on the drive, in bytes; not aligned.
     pub at: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
-    /// How to read it.
+    /// How to decode it.
     pub kind: Kind,
     /// Its check word.
     pub check: u32,
-    /// What is mixed into that word.
+    /// The seed of that check word.
     pub seed: Seed,
 }
 
@@ -134,47 +135,48 @@ pub(in crate::log) struct Segment {
     pub epoch: u64,
     /// Number of its first chunk, or of the next one if it has none.
     pub chunk: u64,
-    /// CRC of the header before that.
+    /// CRC of the header before that chunk.
     pub prev: u32,
     /// Bytes that its chunks take.
     pub used: u32,
-    /// Readers.
+    /// Readers that pin the segment.
     pub pins: u32,
-    /// Blocks whose newest change is here.
+    /// Blocks whose newest change is in this segment.
     pub changes: u32,
-    /// No chunk comes to it any more.
+    /// It takes no more chunks.
     pub finished: bool,
 }
 
-/// A log at work.
+/// The state machine of a log.
 pub struct Core {
     pub(super) options: Options,
-    /// What the superblock says, or shall say when it is written next.
+    /// The superblock, as it is or as it will be written next.
     pub(in crate::log) sb: Superblock,
     pub(in crate::log) map: Map,
     pub(in crate::log) holes: Holes,
     /// Number of the oldest segment in use.
     pub(super) first: u64,
-    /// Segments before this one may have gone although readers held them.
+    /// Segments before this one may have been freed although readers pinned them.
     pub(super) forced: u64,
-    /// The backing store has what segments before this one say, and a durable superblock says so.
+    /// Segments before this one are written back, and a durable superblock says so.
     pub(super) written: u64,
-    /// Blocks that the backing store lacks.
+    /// Dirty blocks: those that the backing store lacks.
     pub(super) dirty: u64,
     /// The segments in use, oldest first.
     pub(in crate::log) segments: VecDeque<Segment>,
     pub(super) open: Option<Open>,
     /// The memory of chunks that are not durable.
     pub(super) kept: Kept,
-    /// What another process left there waits for room; until then nothing else is taken.
+    /// Chunks that another process left in `kept` wait for room; until then the core takes no
+    /// changes.
     pub(super) recommits: bool,
-    /// Free segments for which that waits.
+    /// Free segments that those chunks wait for.
     pub(super) recommits_into: Option<u64>,
-    /// Changes that were taken from there.
+    /// Changes that were taken over from those chunks.
     pub(super) recommitted: u64,
     /// Closed chunks that are not durable, oldest first.
     pub(super) sealed: VecDeque<Sealed>,
-    /// Bytes of them.
+    /// Bytes of `sealed`.
     pub(super) sealed_bytes: u64,
     /// Number of the chunk that is closed next.
     pub(super) next_chunk: u64,
@@ -190,7 +192,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// A core on what recovery found; its first chunk will be `next_chunk`.
+    /// A core for the superblock that recovery found; the next chunk gets the number `next_chunk`.
     pub(in crate::log) fn new(
         sb: Superblock,
         options: Options,
@@ -233,12 +235,12 @@ impl Core {
         self.sb.blocks
     }
 
-    /// What its superblock says.
+    /// The superblock, as it is or as it will be written next.
     pub fn superblock(&self) -> &Superblock {
         &self.sb
     }
 
-    /// What it holds and has done, now.
+    /// State and counters of the log.
     pub fn stats(&self) -> LogStats {
         LogStats {
             segments: self.sb.segments,
@@ -263,14 +265,14 @@ impl Core {
         }
     }
 
-    /// The last segment of which all is durable that was written to it.
+    /// The newest segment of which everything is durable.
     fn segment_durable(&self) -> u64 {
         let end = self.first + self.segments.len() as u64;
         let open = self.open.as_ref().map_or(end, |open| open.segment);
         self.sealed.front().map_or(open, |s| s.header.segment).saturating_sub(1)
     }
 
-    /// Milliseconds without a change after which what is there is committed.
+    /// Sets the milliseconds without a change after which the log commits by itself.
     pub fn set_idle_ms(&mut self, idle_ms: u64) {
         self.options.idle_ms = idle_ms;
     }
@@ -280,7 +282,7 @@ impl Core {
         self.counts.chunks
     }
 
-    /// Segments that are not written back, and how many there are.
+    /// Segments that are not written back, and segments of the log in all.
     pub fn fullness(&self) -> (u64, u64) {
         (self.first + self.segments.len() as u64 - self.written, self.sb.segments)
     }
@@ -290,24 +292,24 @@ impl Core {
         self.first + self.segments.len() as u64
     }
 
-    /// Windows that had to be given up, and are taken again.
+    /// Windows that failed, and are taken again.
     pub fn windows_failed(&self) -> u64 {
         self.counts.windows_failed
     }
 
-    /// The backing store has what segments before this one say.
+    /// Segments before this one are written back.
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// Whether nothing in the log is missing from the backing store, but that blocks are lost.
+    /// Whether the backing store lacks nothing that the log has, except that blocks are lost.
     pub fn is_clean(&self) -> bool {
         self.dirty == 0 && self.holes.are_written(self.written) && self.window.is_idle()
     }
 
-    /// Appends a block whose payload, made as `kind` says, has such a length and CRC, and reserves
-    /// the place for it. Nothing of it is acknowledged before `fills` are filled and finished; that
-    /// needs nothing else of the core.
+    /// Appends a block whose payload, encoded as `kind`, has `len` bytes and this CRC, and reserves
+    /// the place of the payload. The write must not be acknowledged before `fills` are filled and
+    /// finished, which needs nothing else of the core.
     ///
     /// # Errors
     /// [`Refused`]; then nothing has changed.
@@ -330,8 +332,9 @@ impl Core {
         Ok(())
     }
 
-    /// The same for the blocks of a cluster, `block` first, which share a payload. `false`, and
-    /// nothing has changed, where no chunk has room for it: each block alone will find some.
+    /// Like [`Self::reserve`] for the blocks of a cluster, `block` first, which share a payload.
+    /// `false`, and nothing has changed, where the open chunk has no room for it: each block alone
+    /// finds some.
     ///
     /// # Errors
     /// [`Refused`]; then nothing has changed.
@@ -362,13 +365,14 @@ impl Core {
         Ok(true)
     }
 
-    /// Bytes of closed chunks that the log's drive has not written, and how many may be in memory.
+    /// Bytes of closed chunks that the log's drive has not written, and the most that memory may
+    /// hold.
     pub fn backlog(&self) -> (u64, u64) {
         (self.commit.unwritten(), self.options.memory)
     }
 
-    /// Makes blocks read as zeros, from `block` on, and returns how many: all `count` of them,
-    /// unless the index has so many entries there that others would wait while it forgets them.
+    /// Makes blocks from `block` on read as zeros, and returns their number: all `count` of them,
+    /// unless the index has too many entries there: other threads wait while it forgets them.
     ///
     /// # Errors
     /// [`Refused`]; then nothing has changed.
@@ -387,7 +391,7 @@ impl Core {
         Ok(end - block)
     }
 
-    /// Appends a record without payload.
+    /// Appends a record without payload, as long as `reserve` segments stay free.
     pub(super) fn append_range(
         &mut self,
         kind: Kind,
@@ -405,8 +409,7 @@ impl Core {
         Ok(())
     }
 
-    /// Makes the index say what an entry of a chunk says, which is in this segment and begins at
-    /// this offset of it.
+    /// Indexes an entry of the chunk that begins at `offset` of `segment`.
     pub(super) fn index(&mut self, (segment, offset): (u64, u32), entry: &Entry) {
         match *entry {
             Entry::Data(data) => self.index_data(segment, data),
@@ -417,7 +420,7 @@ impl Core {
         }
     }
 
-    /// The same of an entry with a payload.
+    /// Indexes an entry with a payload, of a chunk in `segment`.
     pub(super) fn index_data(&mut self, segment: u64, data: Data) {
         let Data { block, kind, len, offset, check, copy } = data;
         if kind == Kind::Summary {
@@ -436,8 +439,8 @@ impl Core {
         }
     }
 
-    /// The open chunk, with room for a payload; a new one if need be, as long as `reserve` segments
-    /// stay free.
+    /// The open chunk, with room for `payload` bytes; opens a new chunk if needed, as long as
+    /// `reserve` segments stay free.
     pub(super) fn open_for(&mut self, payload: usize, reserve: u64) -> Result<&mut Open, Refused> {
         let (own, open) = (reserve != RESERVE, self.open.as_ref());
         let records = self.kept.has_room(2, own);
@@ -485,7 +488,7 @@ impl Core {
         Ok(open)
     }
 
-    /// Takes a free segment into use.
+    /// Takes a free segment into use, as long as `reserve` others stay free; returns its number.
     pub(super) fn open_segment(&mut self, reserve: u64) -> Result<u64, Refused> {
         if self.segments.len() as u64 + reserve >= self.sb.segments {
             mark("append.log_full");
@@ -506,7 +509,7 @@ impl Core {
         Ok(number)
     }
 
-    /// The epoch that new chunks have.
+    /// The epoch of new chunks.
     pub(super) fn epoch(&self) -> u64 {
         self.sb.epochs.last().map_or(0, |e: &Epoch| e.id)
     }
@@ -526,8 +529,8 @@ impl Core {
             mark("seal.before_filled");
         }
         self.push_sealed(sealed);
-        // One flush for as much as possible, but before nothing more fits; while one is on its way
-        // the next is not asked for, or there would be one for each chunk.
+        // One flush should cover as much as possible, but begin before memory is full. While a
+        // commit is at work the next is not requested, or each chunk would get its own.
         let nearly_full = self.sealed_bytes * 4 >= self.options.memory * 3;
         if (nearly_full || self.kept.is_nearly_full()) && !self.commit.is_busy() {
             mark("seal.self_commit");
@@ -569,13 +572,14 @@ impl Core {
         self.first + (u64::from(slot) + self.sb.segments - first) % self.sb.segments
     }
 
-    /// Where the current content of a block is. A payload in memory is put into `out`; one on the
-    /// drive is pinned until [`Self::release`].
+    /// Where the current content of a block is. Copies a payload in memory to `out`; pins one on
+    /// the drive until [`Self::release`].
     pub fn locate(&mut self, block: u64, out: &mut Vec<u8>) -> Found {
         self.locate_at(block, self.map.get(block), out)
     }
 
-    /// The same for neighbouring blocks, from `first` on: blocks of one cluster have one payload.
+    /// Like [`Self::locate`] for neighbouring blocks from `first` on. Blocks of one cluster share a
+    /// payload: after the first of them the others are [`Found::Before`].
     pub fn locate_all<'a>(
         &mut self,
         first: u64,
@@ -638,7 +642,7 @@ impl Core {
         found
     }
 
-    /// Where what the index names is.
+    /// Locates the payload of an index entry: in memory, or, pinned, on the log's drive.
     pub(super) fn locate_place(&mut self, block: u64, place: Place, out: &mut Vec<u8>) -> Found {
         if place.kind == Kind::Cluster {
             mark("read.cluster");
@@ -675,20 +679,20 @@ impl Core {
         self.sealed.get(after.checked_sub(1)?)?.payload(segment, offset, len)
     }
 
-    /// Whether the segment of a reading had to leave the log although it is pinned: then the block
-    /// has another place, or is lost.
+    /// Whether the segment of a reading left the log although it was pinned: then the block has
+    /// another place, or is lost.
     pub fn has_left(&self, reading: &Reading) -> bool {
         reading.seed.segment < self.forced
     }
 
-    /// Ends a reading.
+    /// Unpins the segment of a reading.
     pub fn release(&mut self, reading: &Reading) {
         if let Some(segment) = self.segment_mut(reading.seed.segment) {
             segment.pins = segment.pins.saturating_sub(1);
         }
     }
 
-    /// Time passes. `now_ms` never falls.
+    /// Advances the clock to `now_ms`, which never falls. Commits an idle log; retries a rescue.
     pub fn tick(&mut self, now_ms: u64) {
         self.clock(now_ms * 1000);
         self.retry_rescue();

@@ -1,9 +1,9 @@
 //! The summary of a segment: the tables of all its chunks, in the first chunk of the next segment.
 //!
-//! With it recovery reads one place for a segment of many small chunks, not each of them.
-//! Invariants: a summary speaks of the segment right before its own, whole; it is nothing but a
-//! copy of what the chunks say, so without one recovery reads those; it is believed only of chunks
-//! that were durable for certain.
+//! With a summary, recovery reads one place for a segment of many small chunks, instead of each
+//! chunk. Invariants: a summary describes the whole segment right before its own; it only repeats
+//! the chunks' tables, so without it recovery reads those; recovery believes it only for chunks
+//! that were certainly durable.
 
 use super::chunk::{CHUNK_MAX, Sealed, read_entries};
 use crate::log::disk::format::{ENTRY, Entry, Header};
@@ -12,11 +12,11 @@ use crate::log::planted::mark;
 /// A segment with fewer chunks is read as fast without a summary; the simulator's segments are
 /// small.
 const CHUNKS_MIN: usize = if cfg!(sim) { 2 } else { 4 };
-/// Largest part of a segment that the summary of the one before may take: one of so many.
+/// A summary takes at most `1 / PART` of its segment.
 const PART: u32 = 8;
 /// Bytes before the list of chunks.
 const FRONT: usize = 40;
-/// Bytes in that list for a chunk.
+/// Bytes of a chunk in that list.
 const CHUNK: usize = 12;
 
 /// The summary of the segment that is being filled.
@@ -30,7 +30,7 @@ struct Growing {
     used: u32,
     chunks: Vec<[u32; 3]>,
     tables: Vec<u8>,
-    /// Some chunk does not fit into it.
+    /// A chunk does not fit, or does not follow the one before: no summary is made.
     is_spoiled: bool,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Summaries {
 }
 
 impl Summaries {
-    /// A segment is taken into use; that of the one before is due.
+    /// Begins the summary of a segment that is taken into use; that of the segment before is due.
     pub(super) fn begin(&mut self, segment: u64, epoch: u64, chunk: u64, prev: u32, size: u32) {
         let (chunks, tables) = (Vec::new(), Vec::new());
         let fresh =
@@ -51,7 +51,7 @@ impl Summaries {
         self.due = before.filter(|s| s.segment + 1 == segment).and_then(|s| s.finish(size));
     }
 
-    /// A chunk was closed.
+    /// Adds a closed chunk.
     pub(super) fn add(&mut self, sealed: &Sealed, size: u32) {
         let Some(growing) = &mut self.growing else { return };
         let header = &sealed.header;
@@ -69,13 +69,13 @@ impl Summaries {
         growing.tables.extend_from_slice(table);
     }
 
-    /// The summary that the first chunk of the new segment takes, if there is one.
+    /// The summary for the first chunk of the new segment, if one is due.
     pub(super) fn take(&mut self) -> Option<Vec<u8>> {
         self.due.take()
     }
 }
 
-/// Bytes of the longest summary in segments of this size: its chunk has room for more.
+/// Bytes of the longest summary in segments of `size` bytes; its chunk has room for more.
 fn most(size: u32) -> usize {
     (size / PART).min(CHUNK_MAX / 2) as usize
 }
@@ -103,23 +103,23 @@ impl Growing {
     }
 }
 
-/// What a summary says.
+/// A decoded summary.
 #[derive(Debug)]
 pub(in crate::log) struct Summary {
-    /// The segment.
+    /// The segment that it describes.
     pub segment: u64,
     /// Its epoch.
     pub epoch: u64,
     /// Its first chunk.
     pub chunk: u64,
-    /// CRC of the header before that.
+    /// CRC of the header before that chunk.
     pub prev: u32,
-    /// Its chunks; of their headers only place, number, epoch and length are known.
+    /// Its chunks. Their headers lack what a summary does not repeat: `table`, `prev`, `durable`.
     pub chunks: Vec<(Header, Vec<Entry>)>,
 }
 
 impl Summary {
-    /// What the bytes of a summary say; `None` when they say nothing that can be.
+    /// Decodes a summary; `None` if the bytes are invalid.
     pub(in crate::log) fn read(bytes: &[u8]) -> Option<Self> {
         let (front, rest) = bytes.split_at_checked(FRONT)?;
         let get8 = |at: usize| Some(u64::from_le_bytes(front.get(at..at + 8)?.try_into().ok()?));

@@ -1,13 +1,12 @@
-//! How the tail of the log moves: windows of writeback, and the superblock that says so.
+//! Moves the tail of the log: windows of writeback, and the superblock that names the new tail.
 //!
-//! A window is taken ([`Core::begin_window`]), carried out by a
-//! [`Writeback`](super::writeback::Writeback) of its own, and handed back ([`Core::end_window`]).
-//! Invariants: a window holds whole segments that are durable, from the tail on. When it ends well,
-//! the backing store holds, durably, the state of the volume at the window's end. Only then do the
-//! index entries go that name its segments; then a superblock with the new tail is made durable,
-//! one copy after the other; only then are the slots free. What a window leaves to do is done in
-//! steps, one for each command that is asked for: no step goes over more than a bounded number of
-//! blocks, ranges or segments.
+//! [`Core::begin_window`] plans a window, a [`Writeback`](super::writeback::Writeback) of its own
+//! carries the window out, and [`Core::end_window`] takes it back. Invariants: a window holds whole
+//! segments that are durable, from the tail on. When it ends well, the backing store durably holds
+//! the state of the volume at the window's end. Only then does the index forget entries that name
+//! the window's segments; then a superblock with the new tail is made durable, one copy after the
+//! other; only then are the slots free. The work after a window is done in steps, one for each call
+//! of [`Core::next_command`]: a step visits a bounded number of blocks, ranges or segments.
 
 use super::commit::{Progress, Ticket};
 use super::copies::Release;
@@ -21,16 +20,16 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Times that writing the superblock is tried.
+/// Times that a superblock whose write or flush failed is written again.
 const TRIES: u32 = 3;
-/// Windows that may fail in a row because the log cannot be read, before what cannot be read is
-/// given up.
+/// Windows in a row that may fail because the log cannot be read; after them a window goes on
+/// without what cannot be read.
 const READ_TRIES: u32 = 5;
-/// Index entries, ranges or segments that go in one step; one for the simulator, whose windows are
-/// small.
+/// Index entries, ranges or segments that one step forgets or frees; one for the simulator, whose
+/// windows are small.
 pub(super) const STEP: usize = if cfg!(sim) { 1 } else { 1024 };
 
-/// What a superblock is written for.
+/// Why a superblock is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
     /// The tail moves.
@@ -39,7 +38,7 @@ pub(super) enum After {
     Rewrite,
     /// The log is closed.
     Close,
-    /// What is known of the backing store changes.
+    /// The identity of the backing store, the note of copies, or the durable mark changes.
     Identity,
     /// There is a newer checkpoint.
     Checkpoint,
@@ -49,23 +48,23 @@ pub(super) enum After {
     Spent,
 }
 
-/// Segments to write back, and what is known of them.
+/// A window: segments to write back, and what is known of them.
 #[derive(Debug)]
 pub struct Plan {
     /// The segments, oldest first.
     pub segments: Vec<Planned>,
-    /// Whether a failing read ends the window; else it is done without what cannot be read.
+    /// Whether a failing read ends the window; else the window goes on without what cannot be read.
     pub patient: bool,
-    /// What the segments hold, if it is not on the log's drive; else nothing.
+    /// The content of the segments, if it is not on the log's drive; else empty.
     pub images: Vec<Buffer>,
     /// Discards in these segments whose records cannot be read.
     pub stones: Vec<Tombstone>,
-    /// What the index named in parts that cannot be read as chunks, with the segments; also of
-    /// others than these.
+    /// Records that the index named in parts that cannot be read as chunks, with their segments;
+    /// also of segments outside this window.
     pub records: Arc<Vec<(u64, Data)>>,
 }
 
-/// A part of a segment: its number, from which byte to which.
+/// A part of a segment: the segment's number, and bytes in it.
 pub type Part = (u64, Range<u32>);
 
 /// A segment to write back.
@@ -75,24 +74,25 @@ pub struct Planned {
     pub number: u64,
     /// Where it is on the log's drive, in bytes.
     pub at: u64,
-    /// Where in it the first chunk begins, in bytes.
+    /// Offset of its first chunk in the segment, in bytes.
     pub from: u32,
-    /// Where in it the last chunk ends.
+    /// End of its last chunk in the segment, in bytes.
     pub used: u32,
     /// Its epoch.
     pub epoch: u64,
     /// Number of its first chunk.
     pub chunk: u64,
-    /// CRC of the header before that.
+    /// CRC of the header before that chunk.
     pub prev: u32,
 }
 
-/// What became of a window.
+/// How a window ended.
 #[derive(Debug)]
 pub enum Ended {
-    /// The backing store holds the state at the window's end, durably, but for what is damaged.
+    /// The backing store durably holds the state at the window's end, except what is damaged.
     Well {
-        /// It has ended before this segment, which is left to the next window with all behind it.
+        /// The window ended before this segment, which is left to the next window with all behind
+        /// it.
         cut: Option<u64>,
         /// Blocks that the window's segments name.
         blocks: Vec<u64>,
@@ -101,7 +101,7 @@ pub enum Ended {
         /// Parts of segments that cannot be read as chunks.
         unreadable: Vec<Part>,
     },
-    /// A drive failed; what was in the window is still dirty.
+    /// A drive failed; the changes in the window are still dirty.
     Badly {
         /// The log could not be read.
         unread: bool,
@@ -112,19 +112,20 @@ pub enum Ended {
 enum Step {
     #[default]
     Idle,
-    /// A writeback works on the segments before `end`; the last one reached so far.
+    /// A writeback works on the segments before `end`; `reached` is [`Window::reached`] from
+    /// before.
     Away { end: u64, reached: u64 },
-    /// The same, of a log that has failed.
+    /// The same, for a log that has failed.
     Rescuing { end: u64, reached: u64 },
-    /// It came back, and what it could not do is looked through.
+    /// The writeback came back, and what it could not do is judged.
     Judging(Box<Judging>),
-    /// What had to be appended becomes durable.
+    /// Records that had to be appended become durable.
     Securing { end: u64, ticket: Ticket, blocks: Vec<u64> },
-    /// Index entries go, once all ranges have gone that were before them.
+    /// The index forgets all ranges before `end`, and once these are `retired`, the blocks.
     Forgetting { end: u64, blocks: Vec<u64>, retired: bool },
     /// The superblock with the new tail is written.
     Moving { end: u64, frees: bool },
-    /// Readers leave the slots.
+    /// Readers still hold slots before `end`.
     Leaving { end: u64 },
 }
 
@@ -135,17 +136,17 @@ enum Stage {
     Flushing,
 }
 
-/// A superblock on its way to both copies, one after the other: while one copy is not durable, the
-/// other is.
+/// A superblock that is being written to both copies, one after the other: while one copy is not
+/// durable, the other is.
 #[derive(Clone, Copy, Debug)]
 struct Copying {
     copy: usize,
     stage: Stage,
     /// Tells writes apart, so that a flush that began too early does not count.
     serial: u64,
-    /// The other copy comes next.
+    /// The other copy is written next.
     more: bool,
-    /// There is newer content: both copies come again.
+    /// The content is newer: both copies are written again.
     again: bool,
 }
 
@@ -163,11 +164,11 @@ pub(super) struct Window {
     /// Seconds since 1970, now and when the log was opened.
     now_s: u64,
     opened_s: u64,
-    /// Segments, and when their last chunk was closed: those since the opening.
+    /// Segments since the opening, each with the time when its last chunk was closed.
     times: VecDeque<(u64, u64)>,
-    /// Segments before this have been written back in part, at least.
+    /// Segments before this one have been written back, at least in part.
     reached: u64,
-    /// What is known without chunks that cannot be read.
+    /// What is known of chunks that cannot be read.
     pub(super) unread_parts: Unread,
     /// Lost ranges that have no record in the log.
     pub(super) lost: Vec<(u64, u64)>,
@@ -178,7 +179,7 @@ impl Window {
         matches!(self.step, Step::Idle) && self.copying.is_none()
     }
 
-    /// A chunk of a segment was closed.
+    /// Notes when a chunk of `segment` was closed.
     pub(super) fn sealed(&mut self, segment: u64) {
         match self.times.back_mut() {
             Some((last, time)) if *last == segment => *time = self.now_s,
@@ -192,7 +193,7 @@ impl Window {
 }
 
 impl Core {
-    /// It is so many seconds after 1970. Said once after opening, before anything is asked.
+    /// Sets the time, in seconds since 1970; first after opening, before any other call.
     pub fn wall(&mut self, unix_s: u64) {
         self.window.now_s = unix_s;
         if self.window.opened_s == 0 {
@@ -203,7 +204,8 @@ impl Core {
         }
     }
 
-    /// Goes on where a volume has left off, in order or not: a window may have been at work.
+    /// Resumes after the last volume, which ended `in_order`, or else may have had a window at
+    /// work.
     pub(in crate::log) fn resume(&mut self, in_order: bool) {
         if self.fullness().0 == 0 {
             self.sb.mixture_s = 0;
@@ -213,12 +215,12 @@ impl Core {
         }
     }
 
-    /// The time of the state that the backing store was last in; 0: unknown.
+    /// The time of the last state of the volume that the backing store alone was in; 0: unknown.
     pub(super) fn past_s(&self) -> u64 {
         if self.is_clean() { self.window.now_s } else { self.sb.past_s }
     }
 
-    /// Segments up to this one begin to be written to the backing store.
+    /// Notes that the segments before `end` begin to be written to the backing store.
     pub(super) fn mixes(&mut self, end: u64) {
         self.window.reached = self.window.reached.max(end);
         if self.sb.mixture_s == 0 {
@@ -226,21 +228,21 @@ impl Core {
         }
     }
 
-    /// Segments up to this one have been written to the backing store.
+    /// Notes that the segments before `end` have been written to the backing store.
     pub(super) fn mixed(&mut self, end: u64) {
         while let Some(&(_, time)) = self.window.times.front().filter(|(s, _)| *s < end) {
             self.sb.past_s = time;
             self.window.times.pop_front();
         }
         self.sb.past_s = self.sb.past_s.max(self.window.opened_s);
-        // What a larger window had begun to write is not behind this one's end.
+        // The mixture ends, unless a larger window has begun to write segments behind this end.
         if end >= self.window.reached {
             self.sb.mixture_s = 0;
         }
     }
 
-    /// The next window: the oldest segments that are durable, at most `bytes` of them (at least
-    /// one segment). `None` when there is none, or one is at work.
+    /// Begins the next window: the oldest durable segments that are not written back, at most
+    /// `bytes` of them (at least one segment). `None` when there is none, or a window is at work.
     pub fn begin_window(&mut self, bytes: u64) -> Option<Plan> {
         if self.is_failed() {
             return self.begin_rescue(bytes);
@@ -299,18 +301,19 @@ impl Core {
         steps || self.is_stepping_copies()
     }
 
-    /// Whether a window is past the point where it changes the superblock.
+    /// Whether a window is past its writeback, or is one of a failed log: it may change index and
+    /// superblock.
     pub(super) fn window_moves(&self) -> bool {
         !matches!(self.window.step, Step::Idle | Step::Away { .. })
     }
 
-    /// Whether the index forgets what the superblock still counts as part of the log.
+    /// Whether the index forgets segments that the superblock still counts as part of the log.
     pub(super) fn is_moving_tail(&self) -> bool {
         let moving = matches!(self.window.step, Step::Forgetting { .. } | Step::Moving { .. });
         moving || self.is_releasing()
     }
 
-    /// Lets the next window take the segment that is being filled: no chunk comes to it any more.
+    /// Finishes the segment that is being filled, so that the next window can take it.
     pub fn finish_segment(&mut self) {
         self.seal();
         if let Some(last) = self.segments.back_mut() {
@@ -318,7 +321,7 @@ impl Core {
         }
     }
 
-    /// Takes back a window.
+    /// Takes back a window, and begins to judge it.
     pub fn end_window(&mut self, ended: Ended) {
         if matches!(ended, Ended::Badly { unread: true }) {
             mark("window.unread");
@@ -354,12 +357,12 @@ impl Core {
         self.step_window();
     }
 
-    /// Nothing that a window leaves is unsaid: the tail may move when that is durable.
+    /// Ends judging: the tail may move when all that judging appended is durable.
     pub(super) fn end_judging(&mut self, end: u64, blocks: Vec<u64>, ticket: Ticket) {
         self.window.step = Step::Securing { end, ticket, blocks };
     }
 
-    /// Nothing of the segments before this one has to be read again.
+    /// Notes that nothing of the segments before `end` has to be read again.
     pub(super) fn read_well(&mut self, end: u64) {
         self.window.unread = 0;
         self.window.unread_parts.forget(end, self.sb.segment);
@@ -388,7 +391,7 @@ impl Core {
                 let retired = planted::on(Bug::ForgetBeforeRetiring);
                 self.window.step = Step::Forgetting { end, blocks, retired };
             }
-            // First: a block that the index forgets must not uncover an older range.
+            // Ranges first: a block that the index forgets must not uncover an older range.
             Step::Forgetting { end, blocks, retired: false } => {
                 let retired = self.holes.retire(end, STEP);
                 mark(if retired { "window.retired" } else { "window.retires_on" });
@@ -424,13 +427,13 @@ impl Core {
         }
     }
 
-    /// The log has failed: of a window that is at work only its return is awaited.
+    /// Gives windows up when the log fails: only the return of a writeback at work is awaited.
     pub(super) fn give_windows_up(&mut self) {
         match &self.window.step {
             Step::Away { .. } | Step::Rescuing { .. } => {}
             Step::Judging(judging) if judging.rescues() => {}
             Step::Forgetting { end, .. } | Step::Moving { end, .. } | Step::Leaving { end } => {
-                // The index has begun to rely on the backing store for these.
+                // The index has begun to rely on the backing store for these segments.
                 self.rescued(*end);
                 self.window.step = Step::Idle;
             }
@@ -443,7 +446,7 @@ impl Core {
         self.commit.superblock_unflushed = 0;
     }
 
-    /// A window of a log that has failed is at work, up to a segment.
+    /// Begins a window of a failed log, of the segments before `end`.
     pub(super) fn rescue_until(&mut self, end: u64) {
         self.window.step = Step::Rescuing { end, reached: self.window.reached };
         self.mixes(end);
@@ -456,7 +459,7 @@ impl Core {
 
     fn move_tail(&mut self, end: u64, frees: bool) {
         self.sb.written = self.tail_at(end);
-        // What else is lost was said again.
+        // All other lost ranges were appended again.
         self.sb.lost = std::mem::take(&mut self.window.lost);
         if frees {
             self.sb.tail = self.sb.written;
@@ -473,20 +476,20 @@ impl Core {
         }
     }
 
-    /// A log that began with this segment.
+    /// The tail of a log that begins with `segment`.
     pub(super) fn tail_at(&self, segment: u64) -> Tail {
         let at = self.segments.get((segment - self.first) as usize);
         let (chunk, prev) = at.map_or((self.next_chunk, self.prev), |s| (s.chunk, s.prev));
         Tail { segment, chunk, prev }
     }
 
-    /// Of epochs that have no chunk left, only the last one before the tail still counts.
+    /// Drops the epochs whose chunks are all before the tail.
     pub(super) fn drop_epochs(&mut self) {
         let old = self.sb.epochs.iter().filter(|e| e.from <= self.sb.tail.chunk).count();
         self.sb.epochs.drain(..old.saturating_sub(1));
     }
 
-    /// The tail has moved, durably.
+    /// The superblock with the new tail is durable.
     fn moved(&mut self) {
         let Step::Moving { end, frees } = self.window.step else { return };
         self.wrote(end);
@@ -526,7 +529,7 @@ impl Core {
         self.first >= end
     }
 
-    /// Whether no reader holds the oldest segment, and it leaves with those before `end`.
+    /// Whether the oldest segment is before `end`, and no reader holds it.
     pub(super) fn leaves_on(&self, end: u64) -> bool {
         self.first < end && self.segments.front().is_some_and(|oldest| oldest.pins == 0)
     }
@@ -550,7 +553,7 @@ impl Core {
         });
     }
 
-    /// The superblock that is to be written now: where, and its bytes.
+    /// The superblock to write now, if there is one: offset and bytes.
     pub(super) fn next_superblock(&mut self) -> Option<(u64, Arc<Buffer>)> {
         let now = self.window.copying.as_mut().filter(|now| now.stage == Stage::Due)?;
         now.stage = Stage::Writing;
@@ -620,9 +623,9 @@ impl Core {
         }
     }
 
-    /// Writes that the log was closed in order; [`Self::is_closed`] says when that is done. Call it
-    /// when everything is durable, and take nothing more. `counter` is the change counter of the
-    /// backing store.
+    /// Writes a superblock that says that the log was closed in order; [`Self::is_closed`] says
+    /// when that is done. Call it when everything is durable, and make no change afterwards.
+    /// `counter` is the change counter of the backing store.
     pub fn close(&mut self, counter: ChangeCounter) {
         (self.sb.open, self.sb.change_counter) = (false, counter);
         self.settle_copies();

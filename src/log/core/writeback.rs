@@ -1,11 +1,11 @@
 //! One window of writeback: read the segments, keep the last writer of each block, write sorted.
 //!
 //! Like the core, this does no I/O: commands come out, outcomes go in. Invariants: every payload is
-//! verified before it is written; zeroed ranges reach the backing store before newer data of the
-//! same blocks, adjacent and overlapping ones as one; the backing store is flushed after the last
-//! write has ended; only then is the window over. What cannot be verified is not written, and is
-//! reported. No call does more than a bounded part of the work: the thread that drives a window can
-//! check between two of them whether it is to stop.
+//! verified before it is written; zeroed ranges, adjacent and overlapping ones as one, reach the
+//! backing store before newer data of the same blocks; the backing store is flushed after the last
+//! write has ended, and only then is the window over. What cannot be verified is reported, not
+//! written. Each call does a bounded part of the work, so the thread that drives a window can check
+//! between two calls whether it is to stop.
 
 use super::command::{Command, Device, Op, Outcome};
 use super::gather::Gathering;
@@ -25,20 +25,20 @@ const RUN: usize = 256;
 /// Most blocks that one command zeroes, 64 MiB: a drive that has to write the zeros takes half a
 /// second for them.
 const ZEROED: u64 = if cfg!(sim) { 8 } else { 16 << 10 };
-/// Damaged blocks that are passed over in one step.
+/// Most damaged blocks that one step skips.
 const DAMAGED: usize = if cfg!(sim) { 1 } else { 64 };
-/// Commands that are out at once.
+/// Most commands in flight.
 const DEPTH: usize = 16;
-/// How often a read or a write is repeated that failed.
+/// How often a failed read or write is repeated.
 const REPEATS: u32 = 2;
-/// Bytes of segments that are read, but for at least one, before they are gathered: a window that
-/// has enough then is not read to its end.
+/// Most bytes of segments, but at least one segment, that are read before they are gathered: a
+/// window that then has enough is not read to its end.
 const BATCH: u64 = if cfg!(sim) { 1 } else { 32 << 20 };
 
-/// A command that is out.
+/// A command in flight.
 struct Flight {
     command: Command,
-    /// The part of a segment that it reads.
+    /// The part of a segment that it reads: index of the segment in the plan, bytes in it.
     part: Option<(usize, Range<u32>)>,
     /// How often it was repeated.
     repeats: u32,
@@ -46,13 +46,13 @@ struct Flight {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Whether the log's drive answers at all.
+    /// Reads show whether the log's drive answers at all.
     Probe,
-    /// Segments are read, a batch of them.
+    /// A batch of segments is read.
     Read,
-    /// Those that were read are gathered.
+    /// The batch is gathered.
     Gather,
-    /// It will change a watched range, and waits for [`Writeback::proceed`].
+    /// The window will change a watched range, and waits for [`Writeback::proceed`].
     Held,
     Zero,
     Write,
@@ -60,7 +60,7 @@ enum Phase {
     Over,
 }
 
-/// A window at work.
+/// A window that is being carried out.
 pub struct Writeback {
     plan: Vec<Planned>,
     images: Vec<Option<Buffer>>,
@@ -69,35 +69,35 @@ pub struct Writeback {
     unpacked: Unpacked,
     sums: Sums,
     gathered: Gathering,
-    /// Ranges, and parts of larger ones, to zero in all.
+    /// Commands that zero ranges, in all: an upper bound.
     zeros: u64,
-    /// Blocks before this one are written, and how many those are.
+    /// Blocks before `next` are written: `written` of them.
     next: u64,
     written: usize,
-    /// The blocks that are written next, which are neighbours.
+    /// The neighbouring blocks that are written next: block, index of its segment, record.
     run: Vec<(u64, usize, Data)>,
     damaged: Vec<(u64, Data)>,
-    /// Parts to read yet: segment, from which byte to which.
+    /// Parts still to read: index of the segment in the plan, bytes in it.
     reads: VecDeque<(usize, Range<u32>)>,
-    /// Segments of the plan that are read before more is gathered.
+    /// Segments of the plan up to the end of the batch at work.
     batch: usize,
-    /// Bytes of all segments of the plan, and how many were read.
+    /// Bytes of all segments of the plan, and those that were read.
     bytes: u64,
     read: u64,
     flights: BTreeMap<u64, Flight>,
-    /// What failed and is to be repeated.
+    /// Failed commands to repeat.
     again: Vec<Flight>,
     next_id: u64,
-    /// Where to probe the log's drive.
+    /// Offsets at which the log's drive is probed.
     probes: VecDeque<u64>,
     answers: bool,
-    /// A failing read ends the window; else it is done without what cannot be read.
+    /// Whether a failing read ends the window; else the window goes on without what cannot be read.
     patient: bool,
     failed: bool,
-    /// It has failed because the log could not be read.
+    /// The window has failed because the log could not be read.
     unread: bool,
     flush_out: bool,
-    /// It has ended before this segment, because there was enough for one window.
+    /// The window ends before this segment, because it has enough.
     cut: Option<u64>,
     /// There is more to do that needs no drive.
     steps: bool,
@@ -105,7 +105,7 @@ pub struct Writeback {
 }
 
 impl Writeback {
-    /// Begins to carry out a plan.
+    /// A window that carries out `plan`.
     pub fn new(plan: Plan) -> Self {
         mark("writeback.begun");
         let Plan { segments, patient, images, stones, records } = plan;
@@ -113,7 +113,7 @@ impl Writeback {
         let mut known: Vec<_> = images.into_iter().map(Some).collect();
         known.resize_with(segments.len(), || None);
         Self {
-            // What is in memory alone is all written at once; there is not much of it.
+            // Content that is only in memory is written in one window: there is little of it.
             gathered: Gathering::new(&segments, stones, &records, is_read),
             bytes: segments.iter().map(|p| u64::from(p.used)).sum(),
             read: 0,
@@ -145,24 +145,24 @@ impl Writeback {
         }
     }
 
-    /// The same, and it will be held before it changes any of these ranges of blocks.
+    /// This window, held before it changes any of these ranges of blocks.
     #[must_use]
     pub fn watching(self, watched: Vec<Range<u64>>) -> Self {
         Self { watched, ..self }
     }
 
-    /// Whether it waits for [`Self::proceed`].
+    /// Whether the window waits for [`Self::proceed`].
     pub fn is_held(&self) -> bool {
         self.phase == Phase::Held && self.flights.is_empty()
     }
 
-    /// Whether it will change a block of this range. Known once it is held.
+    /// Whether the window will change a block of `range`. Known once it is held.
     pub fn changes(&self, range: &Range<u64>) -> bool {
         let written = self.gathered.blocks.range(range.clone()).next().is_some();
         written || self.gathered.zeros.meets(range)
     }
 
-    /// Lets it go on.
+    /// Lets a held window go on.
     pub fn proceed(&mut self) {
         if self.phase == Phase::Held {
             self.zeros = self.zeros_left();
@@ -172,7 +172,7 @@ impl Writeback {
     }
 
     /// Whether there is more to do that needs no drive, although there was no command: the thread
-    /// that drives it asks again, at once.
+    /// that drives the window asks again at once.
     pub fn is_stepping(&self) -> bool {
         self.steps
     }
@@ -197,7 +197,7 @@ impl Writeback {
         command
     }
 
-    /// The next thing to do, if there is one now.
+    /// The next command, if there is one now.
     pub fn next_command(&mut self) -> Option<Command> {
         self.steps = false;
         if self.failed || self.flights.len() >= DEPTH {
@@ -228,7 +228,7 @@ impl Writeback {
         }
     }
 
-    /// What was to be done in this phase is done.
+    /// Ends this phase, and begins the next.
     fn advance(&mut self) {
         self.phase = match self.phase {
             Phase::Probe if !self.answers => {
@@ -255,8 +255,8 @@ impl Writeback {
         };
     }
 
-    /// What cannot be read is lost where the drive gives other parts, and not if it gives nothing:
-    /// then it may come back with all of it.
+    /// Parts that cannot be read count as lost only if the drive reads other parts. A drive that
+    /// reads nothing may come back with all of its content.
     fn next_probe(&mut self) -> Option<Command> {
         let at = self.probes.pop_front()?;
         Some(self.launch(Device::Log, at, Op::Read(ALIGN), None))
@@ -286,7 +286,7 @@ impl Writeback {
         }
     }
 
-    /// Gathers some of what was read; whether that is done.
+    /// Gathers some of the batch; returns whether that is done.
     fn gather(&mut self) -> bool {
         if !self.gathered.step(&self.plan, &self.images, self.batch) {
             return false;
@@ -313,7 +313,7 @@ impl Writeback {
         Some(self.launch(Device::Backing, at, Op::Zero(len), None))
     }
 
-    /// Ranges that are still to be zeroed, and parts of them.
+    /// Commands that still have to zero ranges: an upper bound.
     fn zeros_left(&self) -> u64 {
         self.gathered.zeros.ranges() as u64 + self.gathered.zeros.total() / ZEROED
     }
@@ -330,7 +330,7 @@ impl Writeback {
                 let op = Op::Write(Arc::new(bytes), 0..good * BLOCK_SIZE);
                 return Some(self.launch(Device::Backing, first * BLOCK_SIZE as u64, op, None));
             }
-            // A check word that fits is no help where the payload does not decode.
+            // The check word may fit, and the payload still not decode.
             mark(if fits { "writeback.undecodable" } else { "writeback.damaged" });
             self.damaged.push((self.plan[segment].number, data));
         }
@@ -339,8 +339,8 @@ impl Writeback {
         None
     }
 
-    /// Finds the blocks that are written next: neighbours whose check words fit; or, and then it is
-    /// `false`, the next one alone, because its does not.
+    /// Finds the blocks to write next: neighbours whose check words fit. If the check word of the
+    /// first does not fit, `run` has that block alone, and this returns `false`.
     fn next_run(&mut self) -> bool {
         let Self { gathered, images, plan, sums, run, .. } = self;
         run.clear();
@@ -364,13 +364,14 @@ impl Writeback {
         true
     }
 
-    /// Decodes the blocks that are written next, up to the first that does not decode; how many.
+    /// Decodes the blocks of `run` up to the first that does not decode; returns their number and
+    /// bytes.
     fn decode_run(&mut self) -> (usize, Buffer) {
         let mut bytes = Buffer::new(self.run.len() * BLOCK_SIZE);
         let (blocks, _) = bytes.as_chunks_mut::<BLOCK_SIZE>();
         let mut good = 0;
         while let Some(&(block, segment, data)) = self.run.get(good) {
-            // What is left of a cluster is decoded once.
+            // All blocks of a cluster that are left are decoded at once.
             let shares = |(_, other, at): &&(u64, usize, Data)| {
                 (*other, at.offset) == (segment, data.offset) && at.kind == Kind::Cluster
             };
@@ -396,11 +397,11 @@ impl Writeback {
         Some(self.launch(Device::Backing, 0, Op::Flush, None))
     }
 
-    /// Says what became of a command.
+    /// Takes the outcome of a command.
     pub fn complete(&mut self, id: u64, outcome: Outcome) {
         let Some(flight) = self.flights.remove(&id) else { return };
         if let Outcome::Failed(e) = &outcome
-            // A flush that fails may have lost what was written before.
+            // A failed flush may have lost earlier writes.
             && e.action != Action::Flush
             && flight.repeats < REPEATS
         {
@@ -432,7 +433,7 @@ impl Writeback {
         }
     }
 
-    /// Reads the blocks of a part one by one; of those that fail nothing is known.
+    /// Reads a part that failed in pieces of [`ALIGN`] bytes; a piece that fails stays unread.
     fn read_failed(&mut self, i: usize, part: Range<u32>) {
         if part.len() <= ALIGN {
             mark("writeback.unread");
@@ -445,8 +446,8 @@ impl Writeback {
         self.reads.extend(pieces);
     }
 
-    /// How much of its way it has gone, of `way`: reading, gathering and the flush count as a tenth
-    /// each, and the rest goes by what is zeroed and written.
+    /// Progress of the window, as a part of `way`: reading, gathering and the flush count a tenth
+    /// each, and the rest goes by the blocks and ranges that are zeroed and written.
     pub fn gone(&self, way: u64) -> u64 {
         let part = |done: u64, all: u64, of: u64| of * done.min(all) / all.max(1);
         let tenth = way / 10;
@@ -467,12 +468,12 @@ impl Writeback {
         }
     }
 
-    /// Whether nothing is left to do, for better or worse.
+    /// Whether the window is over, done or failed.
     pub fn is_over(&self) -> bool {
         self.flights.is_empty() && (self.failed || self.phase == Phase::Over)
     }
 
-    /// What became of the window, when it is over.
+    /// How the window ended, once it is over.
     pub fn ended(&mut self) -> Option<Ended> {
         if !self.is_over() {
             return None;

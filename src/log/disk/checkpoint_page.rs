@@ -1,8 +1,8 @@
 //! The pages of a checkpoint: pieces of one size, each of items of one kind. `docs/format.md`
 //! draws them.
 //!
-//! Invariants: a page is believed only with the seed of its checkpoint and its own place among
-//! the others; all its items speak of slots as they were used when it was begun.
+//! Invariants: a page is believed only if it has the seed of its checkpoint and its own index among
+//! the pages; all its items name slots as they were used when the page was begun.
 
 use super::format::{ENTRY, crc, mix};
 use crate::media::Buffer;
@@ -13,7 +13,7 @@ pub(super) const FRONT: usize = 64;
 /// Bytes that describe a segment, or a range.
 pub(in crate::log) const ITEM: usize = 24;
 
-/// What the items of a page are.
+/// The kind of a page's items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(in crate::log) enum Content {
@@ -28,13 +28,13 @@ impl Content {
         if self == Self::Blocks { ENTRY } else { ITEM }
     }
 
-    /// Pages of so many bytes that so many items take, but at least one.
+    /// Pages of `page` bytes that `items` take, but at least one.
     pub(in crate::log) fn pages(self, items: usize, page: u32) -> u64 {
         items.div_ceil((page as usize - FRONT) / self.size()).max(1) as u64
     }
 }
 
-/// What is before the items of a page.
+/// The front of a page, before its items.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::log) struct Front {
     pub content: Content,
@@ -57,8 +57,8 @@ impl Front {
         sum
     }
 
-    /// The front of the page with this seed and place, and its items; `None` if it is another
-    /// one, or damaged.
+    /// The front of the page with this seed and index, and its items; `None` if it is another page,
+    /// or damaged.
     pub(in crate::log) fn decode(b: &[u8], seed: u64, index: u32) -> Option<(Self, &[u8])> {
         let sum = crc(b.get(8..)?) ^ mix(seed, u64::from(index));
         if get4(b, 0) != MAGIC || get4(b, 4) != sum || get8(b, 8) != seed || get4(b, 16) != index {
@@ -76,17 +76,17 @@ impl Front {
     }
 }
 
-/// The check word of a page, as its bytes say it.
+/// The check word in the bytes of a page.
 pub(in crate::log) fn check_of(page: &[u8]) -> u32 {
     get4(page, 4)
 }
 
-/// What stands for pages that follow each other: for those before, and one more.
+/// Extends the chained check words of the pages `before` by that of one more page.
 pub(in crate::log) fn chain(before: u32, check: u32) -> u32 {
     crc(&(u64::from(before) | u64::from(check) << 32).to_le_bytes())
 }
 
-/// A page that is filled.
+/// A page that is being filled.
 #[derive(Debug)]
 pub(in crate::log) struct Draft {
     front: Front,
@@ -94,7 +94,7 @@ pub(in crate::log) struct Draft {
 }
 
 impl Draft {
-    /// An empty one of so many bytes.
+    /// An empty page of `page` bytes.
     pub(in crate::log) fn new(content: Content, first: u64, base: u64, page: u32) -> Self {
         let front = Front { content, count: 0, first, base };
         Self { front, bytes: Buffer::new(page as usize) }
@@ -123,7 +123,7 @@ impl Draft {
         }
     }
 
-    /// Its bytes, and its check word.
+    /// Completes the page; returns its bytes and its check word.
     pub(in crate::log) fn finish(mut self, seed: u64, index: u32) -> (Buffer, u32) {
         let check = self.front.encode(&mut self.bytes, seed, index);
         (self.bytes, check)

@@ -1,9 +1,9 @@
-//! Clusters: neighbouring blocks that are one payload, and get smaller by that.
+//! Clusters: neighbouring blocks that are compressed into one payload, which is smaller.
 //!
-//! Invariants: a payload is one zstd frame and as much padding as makes it whole granules, at least
-//! a byte: zeros, and last how many bytes of it there are. So it is one sequence of bytes for its
-//! one CRC, and the length of the frame needs no place in the entries. A frame this short is one
-//! block of zstd's, which decodes as a whole: to read a part costs what all of it costs.
+//! Invariants: a payload is one zstd frame, padded to whole granules with at least one byte: zeros,
+//! and in the last byte the number of bytes of padding. So one CRC covers the payload, and entries
+//! need not store the length of the frame. A frame this short is one zstd block, which decodes as a
+//! whole: to read a part costs what all of it costs.
 
 use super::format::{CLUSTER, CLUSTER_MAX, GRANULE, Kind};
 use crate::BLOCK_SIZE;
@@ -29,8 +29,8 @@ pub fn decode(codec: &mut Codec, kind: Kind, payload: &[u8], out: &mut [u8; BLOC
     }
 }
 
-/// Compresses neighbouring blocks into the payload of a cluster; `false`, and none, if that does
-/// not get smaller.
+/// Compresses neighbouring blocks into the payload of a cluster; `false`, and an empty `out`, if
+/// that is not smaller.
 pub fn encode(codec: &mut Codec, blocks: &[[u8; BLOCK_SIZE]; CLUSTER], out: &mut Vec<u8>) -> bool {
     out.resize(CLUSTER_MAX as usize, 0);
     let frame = codec.shrink_together(blocks, &mut out[..CLUSTER_MAX as usize - 1]);
@@ -56,7 +56,7 @@ fn frame(payload: &[u8]) -> Option<&[u8]> {
     zeros.iter().all(|byte| *byte == 0).then_some(frame)
 }
 
-/// Memory to decode a cluster of which not all is wanted.
+/// A buffer to decode a cluster of which only a part is wanted.
 pub struct Unpacked(Box<[[u8; BLOCK_SIZE]; CLUSTER]>);
 
 impl Default for Unpacked {
@@ -100,7 +100,7 @@ mod tests {
     use crate::codec::Algorithm;
     use proptest::prelude::*;
 
-    /// Blocks of which so many bytes are noise.
+    /// Blocks of which the first `noise` bytes are noise.
     fn blocks(noise: usize, mut x: u64) -> [[u8; BLOCK_SIZE]; CLUSTER] {
         let mut blocks = [[7; BLOCK_SIZE]; CLUSTER];
         for byte in blocks.iter_mut().flat_map(|block| &mut block[..noise]) {

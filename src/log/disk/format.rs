@@ -49,16 +49,16 @@ pub const ENTRY: usize = 16;
 pub const GRANULE: u32 = 16;
 /// Blocks of a cluster; the first one's number is a multiple of it.
 pub const CLUSTER: usize = 4;
-/// Longest payload of a cluster, in bytes: it saves something.
+/// Longest payload of a cluster, in bytes: a granule less than its blocks.
 pub const CLUSTER_MAX: u32 = (CLUSTER * BLOCK_SIZE) as u32 - GRANULE;
 /// Most epochs and lost ranges that a superblock names, together.
 pub const EPOCHS_MAX: usize = 200;
 /// Most lost ranges that a superblock names; few for the simulator, which loses few.
 pub const LOST_MAX: usize = if cfg!(sim) { 4 } else { 100 };
 
-/// Bits of an entry, here and in a checkpoint, that have the length of a payload.
+/// Bits of an entry, here and in a checkpoint, that hold the length of a payload.
 pub(in crate::log) const LEN_BITS: u32 = 12;
-/// The bit of an entry's first word that says that it is a copy.
+/// The bit of an entry's first word that marks a copy.
 const COPY_BIT: u32 = 56;
 const CHUNK_MAGIC: u32 = u32::from_le_bytes(*b"zCHK");
 const POINTER_AT: usize = 192;
@@ -71,23 +71,23 @@ const _: () = assert!(IDENTITY_AT + IDENTITY <= SUPER_CRC_AT);
 const _: () = assert!(LOST_MAX < EPOCHS_MAX);
 const _: () = assert!(SUPER_AT[1] + SUPER as u64 <= DATA_MIN);
 const _: () = assert!(CLUSTER.is_power_of_two() && GROUP.is_multiple_of(CLUSTER));
-// The length of a payload is in as many bits for a cluster, in granules, as for a block, in bytes.
+// The length of a cluster's payload, in granules, fits the same bits as a block's, in bytes.
 const _: () =
     assert!(CLUSTER_MAX.is_multiple_of(GRANULE) && CLUSTER_MAX / GRANULE <= 1 << LEN_BITS);
 const _: () = assert!(BLOCK_SIZE == 1 << LEN_BITS);
 
-/// Why a structure is not what it should be.
+/// Why a structure is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfit {
-    /// Other bytes altogether.
+    /// Not a structure of ztier.
     Foreign,
-    /// Ours, of a version that this code does not know.
+    /// A structure of ztier, of a version that this code does not know.
     Version(u32),
-    /// Ours, and damaged.
+    /// A structure of ztier, damaged.
     Damaged,
 }
 
-/// From which chunk on a random number is the epoch.
+/// An epoch: a random number, and the chunk from which on it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Epoch {
     /// Number of the first chunk.
@@ -96,7 +96,7 @@ pub struct Epoch {
     pub id: u64,
 }
 
-/// Where the segments of a new log begin that takes so many bytes of its drive.
+/// Where the segments of a new log begin that takes `size` bytes of its drive.
 pub fn data_at(size: u64, segment: u32) -> u64 {
     let area = (size / AREA_PART).max(AREA_MIN).next_multiple_of(BLOCK_SIZE as u64);
     (DATA_MIN + 2 * area).next_multiple_of(u64::from(segment))
@@ -113,30 +113,30 @@ pub struct Tail {
     pub prev: u32,
 }
 
-/// Where a checkpoint is, and from where on chunks change what it says.
+/// Where a checkpoint is, and from which chunk on to replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pointer {
-    /// Random, and not 0: its pages have it.
+    /// Random, not 0; each of its pages has it.
     pub seed: u64,
     /// Which of the two areas it is in.
     pub area: u32,
     /// Bytes of a page.
     pub page: u32,
-    /// Pages.
+    /// Number of pages.
     pub count: u32,
-    /// The first so many of them are a copy of the whole index; the others say what changed then.
+    /// The first `whole` pages are a copy of the whole index; the others are increments.
     pub whole: u32,
-    /// What stands for the check words of all pages; 0 when that was not noted.
+    /// The chained check words of all pages; 0 when they were not noted.
     pub sum: u32,
     /// The segment where the whole copy began.
     pub origin: u64,
     /// The first chunk to replay.
     pub chunk: u64,
-    /// CRC of the header before that.
+    /// CRC of the header before that chunk.
     pub prev: u32,
-    /// The segment where it is, unless it begins one of the next.
+    /// The segment of that chunk, unless the chunk begins a later segment.
     pub segment: u64,
-    /// Where in that segment, in bytes.
+    /// Offset in that segment, in bytes.
     pub offset: u32,
 }
 
@@ -172,34 +172,35 @@ impl Pointer {
         (found.seed != 0).then_some(found)
     }
 
-    /// Whether the log's tail has passed what is to be replayed: then it is of no use.
+    /// Whether the log's tail has passed the first chunk to replay: then the checkpoint is of no
+    /// use.
     pub fn is_passed(&self, tail: &Tail) -> bool {
         self.chunk < tail.chunk || self.segment < tail.segment
     }
 }
 
-/// What a log says of itself; kept twice.
+/// What a log says of itself; stored twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
-    /// Random, made with the log: the volume's.
+    /// The volume's id: random, made with the log.
     pub uuid: [u8; 16],
     /// Grows with every write of a superblock.
     pub generation: u64,
     /// Bytes in a segment.
     pub segment: u32,
-    /// Segments.
+    /// Number of segments.
     pub segments: u64,
     /// Where the first segment is, in bytes.
     pub data_at: u64,
     /// Blocks of the volume.
     pub blocks: u64,
-    /// A volume is, or was when power went, at work on this log.
+    /// A volume is at work on this log, or was when power failed.
     pub open: bool,
-    /// Where the oldest segment is that is in use.
+    /// The oldest segment in use.
     pub tail: Tail,
-    /// What comes before this is in the backing store, too; never before `tail`.
+    /// Everything before this is in the backing store, too; never before `tail`.
     pub written: Tail,
-    /// Copies in segments before this count for nothing: the backing store may have changed since.
+    /// Copies in segments before this one do not count: the backing store may have changed since.
     pub void: u64,
     /// When a superblock was written last, in seconds since 1970; 0: unknown.
     pub at_s: u64,
@@ -208,16 +209,17 @@ pub struct Superblock {
     pub change_counter: ChangeCounter,
     /// There may be copies from `written` on.
     pub copies: bool,
-    /// Every chunk with a lower number had been made durable.
+    /// Every chunk with a lower number was durable.
     pub durable: u64,
     /// Which backing store belongs to this log.
     pub identity: [u8; IDENTITY],
     /// The newest checkpoint.
     pub checkpoint: Option<Pointer>,
-    /// When the backing store alone was last a past state of the volume, as that state's time at
-    /// the latest, in seconds since 1970; 0 when that is unknown.
+    /// An upper bound of the time of the last past state of the volume that the backing store alone
+    /// was in, in seconds since 1970; 0: unknown.
     pub past_s: u64,
-    /// Since when the backing store alone is a mixture of states; 0 while it is none.
+    /// Since when the backing store alone is a mixture of states, in seconds since 1970; 0: it is
+    /// none.
     pub mixture_s: u64,
     /// The log had failed, and the backing store went on without it.
     pub spent: bool,
@@ -309,7 +311,7 @@ impl Superblock {
         b
     }
 
-    /// What the bytes of a copy say.
+    /// Decodes a copy.
     ///
     /// # Errors
     /// [`Unfit`]: other bytes, another version, damage.
@@ -410,8 +412,8 @@ impl Superblock {
         self.data_at + segment % self.segments * u64::from(self.segment)
     }
 
-    /// The epoch that a chunk of this number must have; `None` when it is older than all that the
-    /// superblock names.
+    /// The epoch that a chunk of this number must have; `None` if the chunk is older than all
+    /// epochs that the superblock names.
     pub fn epoch_of(&self, chunk: u64) -> Option<u64> {
         self.epochs.iter().rev().find(|e| e.from <= chunk).map(|e| e.id)
     }
@@ -420,7 +422,7 @@ impl Superblock {
 /// The front of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Random number of the time at work in which it was written.
+    /// The epoch in which it was written.
     pub epoch: u64,
     /// Number of the chunk; each is one more than the one before.
     pub chunk: u64,
@@ -460,7 +462,7 @@ impl Header {
         (b, sum)
     }
 
-    /// What the bytes say, and their CRC; `None` when they are no header, or a damaged one.
+    /// Decodes a header, and its CRC; `None` if the bytes are no header, or a damaged one.
     pub fn decode(b: &[u8]) -> Option<(Self, u32)> {
         if b.len() < HEADER || get4(b, 0) != CHUNK_MAGIC || get4(b, 4) != CHUNK_VERSION {
             return None;
@@ -496,7 +498,7 @@ impl Header {
     }
 }
 
-/// How an entry's payload is to be read.
+/// How to decode an entry's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -512,10 +514,10 @@ pub enum Kind {
     Zeros = 5,
     /// No payload: `count` blocks whose data was damaged before it reached the backing store.
     Lost = 6,
-    /// A piece of the summary of the segment before; `block` is which. No change of the volume.
+    /// The `block`-th piece of the summary of the segment before. No change of the volume.
     Summary = 7,
-    /// One zstd frame of [`CLUSTER`] neighbouring blocks, and padding. Each of them has an entry
-    /// of its own, and which of them it is, is its number modulo [`CLUSTER`].
+    /// One zstd frame of [`CLUSTER`] neighbouring blocks, and padding. Each block has an entry of
+    /// its own; its number modulo [`CLUSTER`] is its position in the frame.
     Cluster = 8,
 }
 
@@ -535,7 +537,7 @@ impl Kind {
         })
     }
 
-    /// In how many bytes the length of a payload is counted, and the longest, in these.
+    /// The unit in which the length of a payload is counted, in bytes, and the longest, in units.
     const fn lengths(self) -> (u32, u32) {
         match self {
             Self::Cluster => (GRANULE, CLUSTER_MAX / GRANULE),
@@ -567,7 +569,7 @@ pub enum Entry {
         kind: Kind,
         /// First block.
         block: u64,
-        /// Blocks.
+        /// Number of blocks.
         count: u64,
     },
 }
@@ -577,21 +579,21 @@ pub enum Entry {
 pub struct Data {
     /// The block.
     pub block: u64,
-    /// How to read its payload: one of the kinds that have one.
+    /// How to decode its payload: one of the kinds that have one.
     pub kind: Kind,
     /// Bytes of payload, 1 to 4096; of a cluster multiples of [`GRANULE`] up to [`CLUSTER_MAX`].
     pub len: u32,
     /// Where the payload is, in bytes from the segment's begin: a multiple of [`GRANULE`].
     pub offset: u32,
-    /// What [`Seed::check`] makes of the payload.
+    /// Check word of the payload, made by [`Seed::check`].
     pub check: u32,
-    /// The block holds this already, and so does the backing store: no change, only another place
-    /// to read it from. Never of a [`Kind::Cluster`].
+    /// A copy: the block and the backing store hold this already, so it is no change, only another
+    /// place to read from. Never of a [`Kind::Cluster`].
     pub copy: bool,
 }
 
 impl Entry {
-    /// The bytes.
+    /// Encodes the entry.
     pub fn encode(&self) -> [u8; ENTRY] {
         let (block, kind, len, word) = match *self {
             Self::Data(d) => {
@@ -607,7 +609,7 @@ impl Entry {
         b
     }
 
-    /// What the bytes say; `None` when they say nothing that can be.
+    /// Decodes an entry; `None` if the bytes are invalid.
     pub fn decode(b: &[u8]) -> Option<Self> {
         let (first, word) = (get8(b, 0), get8(b, 8));
         let block = first & ((1 << 40) - 1);
@@ -630,14 +632,14 @@ impl Entry {
 }
 
 /// Where and when a payload was written: mixed into its check word, so that bytes of another place,
-/// lap or block do not pass for it.
+/// lap or block do not pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed {
     /// Epoch of the segment.
     pub epoch: u64,
     /// The segment.
     pub segment: u64,
-    /// Where in the segment, in bytes.
+    /// Offset of the payload in the segment, in bytes.
     pub offset: u32,
     /// The block.
     pub block: u64,
@@ -658,18 +660,18 @@ impl Seed {
         check ^ self.mark() ^ to.mark()
     }
 
-    /// Whether these are the bytes that were written.
+    /// Whether a payload is the one that was written.
     pub fn fits(&self, payload: &[u8], check: u32) -> bool {
         self.check(crc(payload)) == check
     }
 }
 
-/// Verifies one payload after the other; one that several blocks share is summed once.
+/// Verifies payloads one after the other; computes the CRC of one that several blocks share once.
 #[derive(Debug, Default)]
 pub struct Sums(Option<([u64; 3], u32)>);
 
 impl Sums {
-    /// Whether these are the bytes that were written.
+    /// Whether a payload is the one that was written.
     pub fn fits(&mut self, seed: &Seed, payload: &[u8], check: u32) -> bool {
         let place = [seed.segment, seed.offset.into(), payload.len() as u64];
         let known = self.0.filter(|(known, _)| *known == place);

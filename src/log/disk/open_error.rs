@@ -18,7 +18,7 @@ pub enum OpenError {
     /// Both copies of the superblock are damaged.
     #[error("both copies of the superblock are damaged")]
     Damaged,
-    /// It was made by another version.
+    /// Its format is of another version.
     #[error("its format has version {0}, which this program does not know")]
     Version(u32),
     /// The drive is smaller than the log.
@@ -29,13 +29,13 @@ pub enum OpenError {
         /// Bytes that the log takes.
         needs: u64,
     },
-    /// The segment size is not one.
+    /// The segment size is invalid.
     #[error("segment {0} is not usable: give a power of two from 32K to 16M")]
     Segment(u32),
     /// The drive has room for too few segments, or the log would have too many.
     #[error("{0} segments fit, and a log has from {SEGMENTS_MIN} to {SEGMENTS_MAX}")]
     Segments(u64),
-    /// There is no memory for it, or what another process left there is of another version.
+    /// There is no memory for its chunks, or what another process left there is of another version.
     #[error("{0}")]
     Memory(String),
     /// What another process left in memory is of another log.
@@ -47,7 +47,7 @@ pub enum OpenError {
     /// Chunks are neither in memory nor on the drive.
     #[error("chunk {chunk} was durable and is not there, and what is in memory follows it")]
     Forgotten {
-        /// Number of the first that is missing.
+        /// Number of the first missing chunk.
         chunk: u64,
     },
     /// A durable chunk is missing: data was lost that had been acknowledged.

@@ -1,8 +1,8 @@
-//! Reading a checkpoint: the index as it was, put together from a whole copy and its increments.
+//! Reads a checkpoint: the index as it was, merged from a whole copy and its increments.
 //!
-//! Invariants: nothing is believed unless all of it is there, in the order in which it was made;
-//! what a later run says of a block counts before what an earlier one does; items of segments that
-//! were freed since are left out. Not to have a checkpoint costs time and nothing else.
+//! Invariants: a checkpoint counts only if all of it is there, in the order in which it was made;
+//! what a later run says of a block overrides an earlier run; items of segments that were freed
+//! since are left out. To have no checkpoint costs time and nothing else.
 
 use super::step::Step;
 use crate::log::core::holes::{Hole, Holes};
@@ -17,7 +17,7 @@ use std::collections::BinaryHeap;
 /// Bytes of a checkpoint that are read at once.
 const LOAD: u64 = 32 << 20;
 
-/// Pages that a thread is worth: verifying fewer takes less time than starting it.
+/// Fewest pages for a thread: verifying fewer takes less time than starting it.
 const SHARE_MIN: usize = 8;
 
 /// The index of a log, as far as a checkpoint has it.
@@ -27,7 +27,7 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
-    /// What the superblock says is lost, as if it came before everything else.
+    /// The blocks that the superblock says are lost, as if records in front of all others said so.
     pub(super) fn new(sb: &Superblock) -> Self {
         let (map, mut holes) = (Map::default(), Holes::default());
         for &(block, count) in &sb.lost {
@@ -47,30 +47,30 @@ struct Run {
     ranges: Vec<Covered>,
     /// Entries in the order of blocks.
     blocks: Vec<Packed>,
-    /// All its segments and ranges have been read.
+    /// Its block pages have begun: all its segments and ranges have been read.
     has_blocks: bool,
 }
 
-/// A checkpoint that is read.
+/// A checkpoint while it is being read.
 struct Loading<'a> {
     sb: &'a Superblock,
     pointer: &'a Pointer,
-    /// What the check words of the pages so far stand for.
+    /// The chained check words of the pages so far.
     sum: u32,
-    /// Segments in use when it was made that still are, from the tail on.
+    /// Segments that were in use when the checkpoint was made and still are, from the tail on.
     segments: Vec<Segment>,
     map: Map,
     runs: Vec<Run>,
 }
 
-/// A page that is what it should be.
+/// A page that was verified.
 struct Page {
     check: u32,
     items: Items,
 }
 
 enum Items {
-    /// Segments from a number on.
+    /// Segments, from this number on.
     Segments(u64, Vec<u8>),
     Ranges(Vec<u8>),
     /// Pages of the index.
@@ -89,7 +89,7 @@ pub(super) fn usable(sb: &Superblock) -> Option<Pointer> {
     (!passed).then_some(pointer)
 }
 
-/// Reads a checkpoint; `None` when not all of it is there.
+/// Reads a checkpoint; `None` if not all of it is there.
 pub(super) fn load(
     log: &dyn Drive,
     sb: &Superblock,
@@ -128,7 +128,7 @@ impl<'a> Loading<'a> {
         (noted == 0 || noted == self.sum).then_some(self)
     }
 
-    /// Verifies pages, as many at once as there are processors.
+    /// Verifies pages, with up to one thread for each processor.
     fn verify_all(&self, first: u32, pages: &[(u64, Buffer)]) -> Option<Vec<Page>> {
         let share = match pages.len() {
             few if few <= SHARE_MIN => SHARE_MIN,
@@ -151,7 +151,7 @@ impl<'a> Loading<'a> {
                 .collect();
             let mut all = verify(own)?;
             for (share, thread) in others {
-                // Where no thread could be had, there is time.
+                // Without another thread, this one verifies the share.
                 all.extend(match thread {
                     Some(thread) => thread.join().ok()??,
                     None => verify(share)?,
@@ -161,13 +161,13 @@ impl<'a> Loading<'a> {
         })
     }
 
-    /// What a page says. `None` when it is not what it should be.
+    /// Verifies and decodes page `index`; `None` if it is not that page of this checkpoint.
     fn verify(&self, index: u32, page: &[u8]) -> Option<Page> {
         let (front, items) = Front::decode(page, self.pointer.seed, index)?;
         let items = match front.content {
             Content::Segments => Items::Segments(front.base, items.to_vec()),
             Content::Ranges => Items::Ranges(items.to_vec()),
-            // Those of a checkpoint without increments are all of the whole copy.
+            // Without increments, all block pages belong to the whole copy.
             Content::Blocks if index < self.pointer.whole || self.pointer.whole == 0 => {
                 let mut pages = Pages::default();
                 self.used(front.first, items, |packed| pages.push(packed))?;
@@ -185,7 +185,7 @@ impl<'a> Loading<'a> {
         Some(Page { check: check_of(page), items })
     }
 
-    /// Gives those entries of a page to `take` whose segments are in use.
+    /// Passes those entries of a page to `take` whose segments are still in use.
     fn used(
         &self,
         first: u64,
@@ -208,7 +208,7 @@ impl<'a> Loading<'a> {
         Some(())
     }
 
-    /// Takes the pages in order. `None` when one does not fit to those before.
+    /// Takes the next page; `None` if it does not fit to those before.
     fn take(&mut self, page: Page) -> Option<()> {
         self.sum = chain(self.sum, page.check);
         if let Items::Segments(base, items) = &page.items {
@@ -239,7 +239,7 @@ impl<'a> Loading<'a> {
 
     fn take_segments(&mut self, base: u64, items: &[u8]) -> Option<()> {
         let tail = self.sb.tail.segment;
-        // An increment knows better of the segment where it begins.
+        // An increment overrides what was known of the segment where it begins.
         self.segments.truncate(base.saturating_sub(tail) as usize);
         for (number, item) in (base..).zip(items.chunks_exact(ITEM)) {
             let (epoch, chunk, rest) = (get8(item, 0), get8(item, 8), get8(item, 16));
@@ -256,7 +256,7 @@ impl<'a> Loading<'a> {
         Some(())
     }
 
-    /// Puts the runs together. `None` when they do not reach to where replaying begins.
+    /// Merges the runs; `None` if the segments do not reach to where replay begins.
     fn finish(mut self) -> Option<(Loaded, Vec<Segment>)> {
         let reach = self.sb.tail.segment + self.segments.len() as u64;
         if reach < self.pointer.segment {
@@ -289,13 +289,13 @@ fn take_ranges(items: &[u8], tail: u64, ranges: &mut Vec<Covered>) -> Option<()>
     Some(())
 }
 
-/// The ranges of all increments, gone through in the order of blocks: those that reach over a block
-/// are looked at when it comes, and never again once it has passed their end.
+/// The ranges of all increments, in a sweep over the blocks: a range is looked at when the sweep
+/// reaches its first block, and never again once the sweep has passed its end.
 struct Covers {
     /// First block, end, which run; ascending.
     ranges: Vec<(u64, u64, usize)>,
     next: usize,
-    /// Those that began, the latest run first, with their ends.
+    /// Ranges that the sweep has reached, as run and end; the latest run first.
     begun: BinaryHeap<(usize, u64)>,
 }
 
@@ -309,7 +309,7 @@ impl Covers {
         Self { ranges, next: 0, begun: BinaryHeap::new() }
     }
 
-    /// The same from the first block on.
+    /// A new sweep from the first block on.
     fn again(&self) -> Self {
         Self { ranges: self.ranges.clone(), next: 0, begun: BinaryHeap::new() }
     }
@@ -318,7 +318,7 @@ impl Covers {
         self.ranges.is_empty()
     }
 
-    /// The last run that has a range over a block; asked for blocks that ascend.
+    /// The last run that has a range over `block`. The caller asks for ascending blocks.
     fn last(&mut self, block: u64) -> Option<usize> {
         while let Some(&(start, end, run)) = self.ranges.get(self.next)
             && start <= block
@@ -335,14 +335,15 @@ impl Covers {
     }
 }
 
-/// What the increments say of each block, ascending: the last that has an entry counts, unless a
-/// later one has a range over it.
+/// The entries of all increments, ascending by block: of each block the last one, unless a later
+/// run has a range over it.
 fn newest(runs: &mut [Run], mut covers: Covers) -> Vec<Packed> {
     let increments = runs.iter_mut().enumerate().skip(1);
     let mut all: Vec<(Packed, usize)> = increments
         .flat_map(|(i, run)| std::mem::take(&mut run.blocks).into_iter().map(move |b| (b, i)))
         .collect();
-    // They are sorted runs, which this sort finds, and it keeps their order.
+    // The input is a row of sorted runs, which this sort detects; it is stable, so later runs stay
+    // behind.
     all.sort_by_key(|(entry, _)| entry.block());
     let mut newest = Vec::with_capacity(all.len());
     for (i, (entry, run)) in all.iter().enumerate() {
@@ -381,7 +382,7 @@ mod tests {
         Run { ranges, blocks: blocks.collect(), has_blocks: true }
     }
 
-    /// The index that runs make of a map.
+    /// The index that runs make of the map of a whole copy.
     fn put_together(map: Map, mut runs: Vec<Run>) -> Map {
         let mut covers = Covers::new(&runs);
         let changed = newest(&mut runs, covers.again());
@@ -405,7 +406,7 @@ mod tests {
                 map.insert(block, entry(block, 0).place());
                 model.insert(block, 0);
             }
-            // What the whole copy says of ranges changes nothing: it has none over its blocks.
+            // Ranges of the whole copy change nothing here: a real one has none over its blocks.
             let mut runs = vec![run([(0, 200)].into_iter(), [].into_iter())];
             for (number, (ranges, blocks)) in (1..).zip(increments) {
                 for (start, count) in &ranges {
@@ -420,7 +421,7 @@ mod tests {
         }
     }
 
-    /// So many increments, each of a few blocks and ranges.
+    /// Many increments, each of a few blocks and ranges.
     #[test]
     fn work_grows_with_what_the_runs_have_not_with_their_number() {
         let work = |n: u64| {

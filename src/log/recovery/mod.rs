@@ -1,4 +1,4 @@
-//! Making a log, and opening one after a cut: from the last checkpoint on, chunk by chunk.
+//! Makes a log, and opens one after a power cut: from the last checkpoint on, chunk by chunk.
 //!
 //! Invariants: opening changes nothing but superblocks, and only after everything was read; done
 //! twice, it ends in the same state.

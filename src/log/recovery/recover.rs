@@ -1,9 +1,9 @@
-//! Making a log, and opening one: which chunks count, and what they say.
+//! Makes a log, and opens one: which chunks count, and what they change.
 //!
 //! Invariants: opening changes nothing but superblocks, and only after everything was read; done
-//! twice, also when power went in between, it ends in the same state. Chunks count from the tail
-//! on, or from where a checkpoint begins. Where the chain ends, a later chunk that says that the
-//! missing one was durable makes the end *damage*, else it is the torn tail that every cut leaves.
+//! twice, also with a power cut in between, it ends in the same state. Chunks count from the tail
+//! on, or from where a checkpoint begins. The end of the chain is *damage* if a later chunk says
+//! that the missing one was durable; else it is the torn tail that every cut leaves.
 
 use super::load::{Loaded, load, usable};
 use super::report::{Accepted, Report};
@@ -22,7 +22,7 @@ use crate::media::{Buffer, ChangeCounter, Drive};
 /// Makes an empty log.
 ///
 /// # Errors
-/// A segment size that is none, a drive that is too small or fails.
+/// `segment` is no valid segment size, or the drive is too small, too large, or fails.
 pub fn format(
     log: &dyn Drive,
     uuid: [u8; 16],
@@ -38,7 +38,7 @@ pub fn format(
     if !(SEGMENTS_MIN..=SEGMENTS_MAX).contains(&segments) {
         return Err(OpenError::Segments(segments));
     }
-    // What an earlier log left must not be taken for a copy of this one.
+    // A superblock of an earlier log must not be taken for a copy of this one's.
     for at in SUPER_AT {
         log.write(at, &Buffer::new(SUPER))?;
     }
@@ -70,12 +70,12 @@ pub fn format(
     write_superblock(log, &sb, 0)
 }
 
-/// The epoch in which a new log is until it is opened: as random as its UUID.
+/// The epoch of a new log until it is opened: as random as its UUID.
 fn first_epoch(uuid: &[u8; 16]) -> u64 {
     uuid.iter().fold(0, |id, byte| id << 8 | u64::from(*byte))
 }
 
-/// Writes both copies, the one that matters less first.
+/// Writes both copies of the superblock, `first` first: the one that matters less.
 fn write_superblock(log: &dyn Drive, sb: &Superblock, first: usize) -> Result<(), OpenError> {
     let mut bytes = Buffer::new(SUPER);
     bytes.copy_from_slice(&sb.encode());
@@ -91,7 +91,7 @@ fn write_superblock(log: &dyn Drive, sb: &Superblock, first: usize) -> Result<()
 /// The newest superblock, which copy it is in, and whether the other is damaged.
 ///
 /// # Errors
-/// None is there, or none that can be used.
+/// There is no superblock, or none that can be used, or the drive has shrunk.
 pub fn read_superblock(log: &dyn Drive) -> Result<(Superblock, usize, bool), OpenError> {
     if log.size() < DATA_MIN {
         return Err(OpenError::NoLog);
@@ -100,7 +100,7 @@ pub fn read_superblock(log: &dyn Drive) -> Result<(Superblock, usize, bool), Ope
     let mut copies = Vec::new();
     let mut unread = None;
     for at in SUPER_AT {
-        // As good as a damaged one: that is what two are for.
+        // A copy that cannot be read counts as damaged: the other one is there for that.
         copies.push(match log.read(at, &mut bytes) {
             Ok(()) => Superblock::decode(&bytes),
             Err(e) => {
@@ -133,17 +133,19 @@ pub fn read_superblock(log: &dyn Drive) -> Result<(Superblock, usize, bool), Ope
     Ok((sb, newest, mended))
 }
 
-/// A look at a log: all that is needed to open it.
+/// What inspecting a log found: all that is needed to open it.
 pub struct Inspection {
     /// What its superblock says.
     pub superblock: Superblock,
     /// What was found.
     pub report: Report,
-    /// The chunks that count and that no checkpoint covers, with what they change.
+    /// The chunks that count and that no checkpoint covers, with their entries.
     pub chunks: Vec<(Header, Vec<Entry>)>,
-    /// Blocks with a damaged record, and in which chunk; empty unless payloads were looked at.
+    /// Blocks with a damaged record, each with the number of the chunk; empty unless payloads were
+    /// verified.
     pub damaged: Vec<(u64, u64)>,
-    /// What the log says of blocks that the backing store has counts, too.
+    /// Clean blocks in the log count, too: the backing store was not written since the log was
+    /// closed.
     pub warm: bool,
     /// Which copy of the superblock is the newest.
     newest: usize,
@@ -151,12 +153,12 @@ pub struct Inspection {
     segments: Vec<Segment>,
     /// Number of the chunk that comes next.
     next: u64,
-    /// CRC of the header before.
+    /// CRC of the last chunk's header.
     prev: u32,
 }
 
-/// Finds what counts in a log, and changes nothing. With `accept_loss` chunks that are missing are
-/// passed over and reported; with `payloads` every chunk is read and every record verified, as if
+/// Finds the chunks of a log that count, and changes nothing. With `accept_loss` it skips and
+/// reports missing chunks. With `payloads` it reads every chunk and verifies every record, as if
 /// there were no checkpoint.
 ///
 /// # Errors
@@ -169,7 +171,7 @@ pub fn inspect(
     inspect_telling(log, accept_loss, payloads, &|_| ())
 }
 
-/// The same, and `progress` hears again and again how far it is.
+/// As [`inspect`], and calls `progress` again and again.
 ///
 /// # Errors
 /// As [`inspect`].
@@ -182,8 +184,8 @@ pub fn inspect_telling(
     look(log, (accept_loss, payloads), false, progress)
 }
 
-/// The same of a log whose backing store was not written since it was closed: what it says of
-/// blocks that the backing store has counts, too, if all of it is there.
+/// As [`inspect`], for a log whose backing store was not written since the log was closed: clean
+/// blocks in the log count, too, if all of them are there. If not, exactly as [`inspect`].
 ///
 /// # Errors
 /// As [`inspect`].
@@ -233,7 +235,7 @@ fn look(
     for i in 0..if payloads { walk.chunks.len() } else { 0 } {
         let chunk = walk.chunks[i].0.chunk;
         progress(Step::Records { done: i as u64, of: walk.chunks.len() as u64 });
-        // A damaged summary, or copy, costs no data.
+        // A damaged summary or copy loses no data.
         let lost = |data: &Data| data.kind != Kind::Summary && !data.copy;
         let unfit = walk.unfit(i)?.into_iter().filter(lost);
         damaged.extend(unfit.map(|data| (data.block, chunk)));
@@ -261,7 +263,7 @@ fn look(
 }
 
 impl Inspection {
-    /// Whether the log holds what the backing store lacks.
+    /// Whether the log holds changes that the backing store lacks.
     pub fn holds_changes(&self) -> bool {
         let sb = &self.superblock;
         let change = |entry: &Entry| match entry {
@@ -280,34 +282,36 @@ impl Inspection {
             || !holes.are_written(written)
     }
 
-    /// Whether no more is gone than what is `known` to be.
+    /// Whether all losses are among the `known` ones.
     pub fn lacks_only(&self, known: &Accepted) -> bool {
         self.report.missing.iter().all(|range| known.has(range))
             && self.report.unread <= known.unread
     }
 
-    /// Whether what was found reaches to what the backing store lacks, and nothing contradicts it.
+    /// Whether the chain reaches at least to `written`, from where on the backing store lacks
+    /// changes, and no lost block contradicts it.
     fn is_whole(&self) -> bool {
         let sb = &self.superblock;
         let reach = sb.tail.segment + self.segments.len() as u64;
-        // What a superblock says is lost comes behind what is written, not before it.
+        // Lost blocks of a superblock take effect at `written`, not at the earlier begin of a warm
+        // log.
         sb.lost.is_empty() && self.next >= sb.written.chunk && reach >= sb.written.segment
     }
 
-    /// Whether what is kept in memory is of this log as it is.
+    /// Checks that `kept`, the memory of a dead process, fits this log as it is.
     ///
     /// # Errors
-    /// Why it is not.
+    /// Why it does not.
     pub fn fits(&self, kept: &Kept) -> Result<(), OpenError> {
         kept.check(&self.superblock, self.next)
     }
 
-    /// Makes the log that was looked at ready for work in a new `epoch`, which must be a random
-    /// number. The log must not have been written since. What another process left of it in `kept`
-    /// is taken into it, at the latest when [`Core::is_recommitting`] says so.
+    /// Opens the inspected log in a new `epoch`, which must be a random number. Nothing may have
+    /// written to the log since the inspection. The log takes what another process left in `kept`,
+    /// at the latest when [`Core::is_recommitting`] ends.
     ///
     /// # Errors
-    /// The drive fails, or what is kept is not of this log as it is.
+    /// The drive fails, or `kept` does not fit this log as it is.
     pub fn open(
         mut self,
         log: &dyn Drive,
@@ -352,9 +356,9 @@ impl Inspection {
         core.counts.writes_new = 0;
         core.counts.writes_over_log = 0;
         core.counts.writes_over_memory = 0;
-        // After a mere end of the process, what was read may still be in the drive's cache.
+        // If only the process ended, chunks that were read may still be in the drive's cache alone.
         log.flush()?;
-        // The copy that holds what is known so far is written last.
+        // The copy with the newest superblock so far is overwritten last.
         write_superblock(log, &core.sb, 1 - self.newest)?;
         core.begin_recommit();
         let recommitted = core.recommitted();
@@ -363,8 +367,8 @@ impl Inspection {
         Ok((core, Report { recommitted, accepted, ..self.report }))
     }
 
-    /// Takes the chunks away that are kept in memory. The drive may have them in a cache that will
-    /// not become durable, because a flush has failed: they are written anew.
+    /// Drops the chunks that are kept in memory. The drive may have them in a cache that does not
+    /// become durable, because a flush has failed: they are written anew.
     fn cut(&mut self, kept: &Kept) -> Result<(), OpenError> {
         let first = kept.first().unwrap_or(self.next);
         if first == self.next || planted::on(Bug::RecommitAll) {
@@ -387,10 +391,10 @@ impl Inspection {
     }
 }
 
-/// Looks at a log and opens it at once: see [`inspect`] and [`Inspection::open`].
+/// Inspects a log and opens it: see [`inspect`] and [`Inspection::open`].
 ///
 /// # Errors
-/// Those of both.
+/// As [`inspect`] and [`Inspection::open`].
 pub fn open(
     log: &dyn Drive,
     options: Options,
@@ -402,7 +406,7 @@ pub fn open(
     found.open(log, options, epoch, kept)
 }
 
-/// The least bytes that a log of this segment size takes.
+/// Bytes of the smallest log with segments of `segment` bytes.
 pub fn least_size(segment: u32) -> u64 {
     let mut size = SEGMENTS_MIN * u64::from(segment);
     // The areas for checkpoints grow with the drive.

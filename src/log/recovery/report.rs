@@ -1,4 +1,4 @@
-//! What opening a log found, and without what it is accepted.
+//! What opening a log found, and with which losses it is accepted.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -8,46 +8,46 @@ use std::fmt;
 pub struct Report {
     /// The log had been closed in order.
     pub closed: bool,
-    /// A copy of the superblock was damaged and is mended.
+    /// One copy of the superblock was damaged; opening repairs it.
     pub mended: bool,
     /// Blocks that a checkpoint names.
     pub known: u64,
-    /// There was a checkpoint, and it is damaged: all chunks were read instead.
+    /// The checkpoint is damaged: all chunks were read instead.
     pub checkpoint_lost: bool,
     /// Chunks that count and were read.
     pub chunks: u64,
-    /// Entries in them.
+    /// Entries in these chunks.
     pub entries: u64,
-    /// Whether something behind the last chunk was cut off.
+    /// Whether a torn tail was cut off behind the last chunk.
     pub torn: bool,
-    /// Chunks missing in the midst, if that was accepted: number of the first, and how many.
+    /// Ranges of missing chunks, if losses were accepted: number of the first, and how many.
     pub missing: Vec<(u64, u64)>,
     /// Places that could not be read, if losses were accepted.
     pub unread: u64,
     /// Changes that the log's drive lacked, and that were in memory.
     pub recommitted: u64,
-    /// Without what it may be opened again, if it was opened.
+    /// The losses with which the log may be opened again, if it was opened.
     pub accepted: Accepted,
 }
 
-/// What is known to be gone of a log.
+/// The known losses of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accepted {
-    /// Durable chunks before others that are there, so that no new ones get their numbers: number
-    /// of the first, and how many.
+    /// Ranges of lost durable chunks: number of the first, and how many. Later chunks are there, so
+    /// no new chunks get these numbers.
     pub missing: Vec<(u64, u64)>,
     /// Places that could not be read.
     pub unread: u64,
 }
 
 impl Accepted {
-    /// Whether nothing is.
+    /// Whether nothing is lost.
     pub fn is_empty(&self) -> bool {
         self.missing.is_empty() && self.unread == 0
     }
 
     pub(super) fn has(&self, &(first, count): &(u64, u64)) -> bool {
-        // In the order of the log, as they were found.
+        // Ascending, as the walk found them.
         let after = self.missing.partition_point(|(from, _)| *from <= first);
         let last = after.checked_sub(1).and_then(|at| self.missing.get(at));
         last.is_some_and(|(from, n)| first.saturating_add(count) <= from.saturating_add(*n))

@@ -2,33 +2,33 @@
 
 use std::fmt;
 
-/// What opening or verifying a log is at.
+/// A stage of opening or verifying a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// The checkpoint is read.
     Checkpoint {
-        /// Bytes of it that are.
+        /// Bytes that were read.
         done: u64,
-        /// All its bytes.
+        /// Bytes of the checkpoint.
         of: u64,
     },
-    /// The chain of chunks is followed; where it ends is only known there.
+    /// The chain of chunks is followed; its length is known only at its end.
     Chain {
-        /// Segments behind the one where it begins.
+        /// Segments passed since its begin.
         done: u64,
-        /// How many there are at most.
+        /// Most segments that it can have.
         most: u64,
     },
     /// Every record is verified.
     Records {
-        /// Chunks of which they are.
+        /// Chunks whose records are verified.
         done: u64,
         /// All chunks.
         of: u64,
     },
-    /// What was read goes into the index.
+    /// The changes that were read go into the index.
     Index {
-        /// Changes that were read.
+        /// How many changes.
         changes: u64,
     },
 }

@@ -1,8 +1,8 @@
-//! The way along the chain of chunks: which of them count, and which segments they are in.
+//! Walks the chain of chunks: which of them count, and which segments they are in.
 //!
 //! Invariants: a chunk counts if it follows the one before (number, CRC of the header before,
-//! epoch); one that was not durable for certain also has to have all its payloads. Nothing is
-//! written. Reading ahead and summaries change how fast an answer comes, never what it is.
+//! epoch); unless it was durable for certain, all its payloads must verify as well. Nothing is
+//! written. Reading ahead and summaries change how fast a result comes, never the result.
 
 use super::report::Report;
 use crate::log::core::chunk::{CHUNK_MIN, read_table};
@@ -20,73 +20,73 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Segments behind the end of the chain that are searched for the next chunk, or for a sign of
-/// damage: so many, or as many as take [`AHEAD_BYTES`].
+/// damage: this many, or as many as take [`AHEAD_BYTES`] if these are more.
 const AHEAD: u64 = 64;
-/// Chunks that are not durable take [`MEMORY_MAX`] at most. They are laid out, and up to
-/// [`REWRITES`] times anew behind the places before, until the drive takes them: each time in up to
-/// twice their room.
+/// Chunks that are not durable take at most [`MEMORY_MAX`]. The log lays them out, and up to
+/// [`REWRITES`] times anew behind the earlier places, until the drive takes them: each time in up
+/// to twice their room.
 const AHEAD_BYTES: u64 = 8 * MEMORY_MAX;
 const _: () = assert!(AHEAD_BYTES >= 2 * (1 + REWRITES as u64) * MEMORY_MAX);
-/// Bytes that are read ahead of each segment: the first chunk of a segment whose predecessor had
-/// small chunks has a summary.
+/// Bytes that are read ahead from the begin of each segment: the first chunk there has a summary if
+/// the segment before has small chunks.
 const FRONT: usize = 16 << 10;
 /// Segments that are read ahead at once: at first, and at most.
 const BATCH: [u64; 2] = [4, 512];
 
-/// The way along the chain.
+/// A walk along the chain.
 pub(super) struct Walk<'a> {
     sb: &'a Superblock,
     accept_loss: bool,
     /// Number of the chunk that comes next.
     pub next: u64,
-    /// CRC of the header before.
+    /// CRC of the header of the chunk before.
     pub prev: u32,
-    /// Where it should be.
+    /// Where the next chunk should be.
     segment: u64,
     offset: u32,
     /// Chunks below this were durable.
     durable: u64,
-    /// What was found, with what it changes.
+    /// The chunks that were found, with their entries.
     pub chunks: Vec<(Header, Vec<Entry>)>,
-    /// CRCs of their headers; 0 where only a summary was read.
+    /// CRCs of the headers of `chunks`; 0 where only a summary was read.
     sums: Vec<u32>,
-    /// Number of the first chunk, and CRC of the header before.
+    /// Number of the first chunk, and CRC of the header of the chunk before it.
     start: (u64, u32),
     /// The segments in use, from the tail on.
     pub segments: Vec<Segment>,
     report: Report,
-    /// Reads that have failed, where losses are accepted.
+    /// Failed reads, if losses are accepted.
     unread: Cell<u64>,
     ahead: Ahead<'a>,
-    /// Summaries will do.
+    /// Summaries are read in place of the chunks that they cover.
     quick: bool,
-    /// Hears how many segments it has gone, and how many there are at most.
+    /// Called with the segments passed so far, and the most that there can be.
     progress: &'a dyn Fn(u64, u64),
 }
 
 /// What is at a place where a chunk could be.
 enum Here {
     Chunk(Header, u32, Vec<Entry>),
-    /// A header of the right number, whose table is damaged.
+    /// A header that fits, whose table is damaged.
     Torn,
     Nothing,
 }
 
-/// What was read of the log ahead of time: fronts of segments, and tables of their first chunks.
+/// Readahead of the log: fronts of segments, and tables of their first chunks.
 struct Ahead<'a> {
     log: &'a dyn Drive,
     sb: &'a Superblock,
     segments: Range<u64>,
     batch: u64,
     parts: BTreeMap<u64, Buffer>,
-    /// A segment that was read whole, and where it is.
+    /// A segment that was read whole, with its byte offset on the drive.
     whole: Option<(u64, Buffer)>,
-    /// Some header says that chunks below this are durable.
+    /// A header that was read ahead says that chunks below this are durable.
     durable: u64,
 }
 
 impl Ahead<'_> {
-    /// Reads what is at a place, from what is there already if it is.
+    /// Reads bytes of the log, from the readahead if that has them.
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), DriveError> {
         let before = self.parts.range(..=at).next_back().map(|(from, part)| (*from, part));
         let whole = self.whole.iter().map(|(from, segment)| (*from, segment));
@@ -101,8 +101,8 @@ impl Ahead<'_> {
         Ok(())
     }
 
-    /// Sees to it that this segment and the next one are there, but for what is behind `last`. What
-    /// cannot be read is left to [`Self::read`].
+    /// Reads this segment and the next one ahead, if they are not there yet, but nothing behind
+    /// `last`. What fails is left to [`Self::read`].
     fn prepare(&mut self, segment: u64, last: u64) {
         let next = (segment + 1).min(last);
         if self.segments.contains(&segment) && self.segments.contains(&next) {
@@ -122,7 +122,7 @@ impl Ahead<'_> {
             if header.segment != segment || header.offset + header.len > self.sb.segment {
                 continue;
             }
-            // Beyond doubt: of an epoch that the superblock names.
+            // A header is beyond doubt if the superblock names its epoch.
             if self.sb.epoch_of(header.chunk) == Some(header.epoch) {
                 self.durable = self.durable.max(header.durable);
             }
@@ -134,8 +134,8 @@ impl Ahead<'_> {
         self.parts.extend(self.log.read_many(tables).into_iter().flatten());
     }
 
-    /// Reads a segment whole, if it is not there: what is damaged in many places is searched from
-    /// each of them on.
+    /// Reads a segment whole, if it is not there yet: with damage in many places, the search for
+    /// evidence begins at each of them.
     fn load(&mut self, segment: u64) {
         let at = self.sb.place(segment);
         if self.whole.as_ref().is_some_and(|(there, _)| *there == at) {
@@ -176,13 +176,14 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The same, and summaries are believed.
+    /// The same walk, which trusts summaries.
     #[must_use]
     pub fn quick(self) -> Self {
         Self { quick: true, ..self }
     }
 
-    /// The same from where a checkpoint begins, which knows these segments.
+    /// The same walk, from where a checkpoint begins. `segments` are those that the checkpoint
+    /// knows.
     #[must_use]
     pub fn from(self, pointer: &Pointer, segments: Vec<Segment>) -> Self {
         Self {
@@ -196,7 +197,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// What was found, once it has run.
+    /// What [`Self::run`] has found.
     pub fn report(&self) -> Report {
         Report {
             closed: !self.sb.open,
@@ -207,7 +208,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Goes to the end of the chain.
+    /// Walks to the end of the chain.
     ///
     /// # Errors
     /// The drive fails, or durable chunks are missing and that is not accepted.
@@ -263,8 +264,8 @@ impl<'a> Walk<'a> {
         self.sums.push(sum);
     }
 
-    /// If the chunk accepted last is the first of its segment, and the next segment has a summary
-    /// of this one, and all of it was durable: the other chunks of the segment.
+    /// Accepts the other chunks of a segment from its summary, if the chunk accepted last is the
+    /// first of the segment, the next segment has the summary, and all of the segment was durable.
     fn accept_rest(&mut self) {
         let Some((first, _)) = self.chunks.last() else { return };
         if !self.quick || first.offset > 0 {
@@ -289,7 +290,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The summary of the segment that begins with this chunk, and the header behind it.
+    /// The summary of the segment that begins with chunk `first`, and the header of the next
+    /// segment's first chunk, which has the summary.
     fn summary_of(&self, first: &Header) -> Option<(Summary, Header)> {
         let at = self.sb.place(first.segment + 1);
         let mut front = Buffer::new(ALIGN);
@@ -319,7 +321,7 @@ impl<'a> Walk<'a> {
         fits.then_some((summary, header))
     }
 
-    /// A payload of the chunk at a place, if it is what was written.
+    /// A payload of the chunk at byte `at` of the drive, if it verifies.
     fn payload(&self, header: &Header, at: u64, data: &Data) -> Option<Vec<u8>> {
         let from = data.offset as usize;
         let aligned = from / ALIGN * ALIGN;
@@ -332,7 +334,7 @@ impl<'a> Walk<'a> {
         seed.fits(payload, data.check).then(|| payload.to_vec())
     }
 
-    /// The chunk that follows: in the same segment, or first in one of those behind.
+    /// The next chunk: in the same segment, or the first one of a later segment.
     fn find_next(&mut self) -> Result<Option<(Header, u32, Vec<Entry>)>, OpenError> {
         if self.is_end() {
             return Ok(None);
@@ -340,7 +342,7 @@ impl<'a> Walk<'a> {
         let (last, end) = (self.last_ahead(), self.last());
         let here = (self.segment, self.offset);
         let mut ahead = (self.segment + 1..=last).map(|segment| (segment, 0));
-        // Where hardly anything fits any more there is most likely nothing.
+        // Where hardly anything fits any more there is most likely no chunk: look ahead first.
         let full = self.offset + CHUNK_MIN > self.sb.segment;
         let first = if full { ahead.next() } else { None };
         for (segment, offset) in first.into_iter().chain([here]).chain(ahead) {
@@ -364,7 +366,7 @@ impl<'a> Walk<'a> {
         (self.segment + ahead).min(self.last())
     }
 
-    /// Reads what is at a place; `false` where that fails and losses are accepted.
+    /// Reads bytes of the log; `false` if the read fails and losses are accepted.
     fn get(&self, at: u64, out: &mut [u8]) -> Result<bool, OpenError> {
         let read = self.ahead.read(at, out);
         match read {
@@ -377,7 +379,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// What is at a place: the chunk that follows the last, or (not `chained`) any later one.
+    /// What is at a place: if `chained`, the chunk that follows the last one; else any later chunk.
     fn look(&self, segment: u64, offset: u32, chained: bool) -> Result<Here, OpenError> {
         if offset + ALIGN as u32 > self.sb.segment {
             return Ok(Here::Nothing);
@@ -402,7 +404,8 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// The table of the chunk at a place that begins with `front`; `None` when it is damaged.
+    /// The table of the chunk at byte `at` of the drive, which begins with `front`; `None` if it is
+    /// damaged.
     fn table(
         &self,
         header: &Header,
@@ -432,16 +435,16 @@ impl<'a> Walk<'a> {
         if chained {
             placed && header.chunk == self.next && header.prev == self.prev
         } else {
-            // A sign of damage must be beyond doubt: of an epoch that the superblock names.
+            // A sign of damage must be beyond doubt: the superblock must name its epoch.
             placed && known.is_some() && header.chunk > self.next
         }
     }
 
-    /// A chunk behind the end of the chain that says that the missing one was durable. In the
-    /// segment of the end, and in the one that may begin with the missing chunk, it may be
-    /// anywhere; of later ones the first chunk must be there. The missing chunks are of the next
-    /// segment, or of as many as one write has, or, if their epoch begins with them, behind those
-    /// that failed.
+    /// Evidence of damage: a chunk behind the end of the chain that says that the missing one was
+    /// durable. It may be anywhere in the segments that may hold missing chunks; of a later
+    /// segment, the first chunk must be there. Missing chunks are in the segment where the chain
+    /// ends, in the next one and as many more as one write covers, or, if their epoch begins with
+    /// them, behind those whose write failed.
     fn find_evidence(&mut self) -> Result<Option<(Header, u32, Vec<Entry>)>, OpenError> {
         let before = self.next.checked_sub(1).and_then(|chunk| self.sb.epoch_of(chunk));
         let joined = 1 + (JOINED as u64).div_ceil(u64::from(self.sb.segment));
@@ -466,8 +469,8 @@ impl<'a> Walk<'a> {
         Ok(None)
     }
 
-    /// Cuts the chain before the first chunk that was not durable and has a payload that does not
-    /// fit.
+    /// Cuts the chain before the first chunk that may not be durable and has a payload that does
+    /// not verify.
     fn cut_torn(&mut self) -> Result<(), OpenError> {
         let durable = self.durable;
         let sure = self.chunks.partition_point(|(header, _)| header.chunk < durable);
@@ -487,7 +490,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// What a chunk has of payloads that do not fit.
+    /// The payloads of the `i`-th chunk that do not verify.
     pub fn unfit(&self, i: usize) -> Result<Vec<Data>, OpenError> {
         let (header, entries) = &self.chunks[i];
         let mut bytes = Buffer::new(header.len as usize);
@@ -506,13 +509,13 @@ impl<'a> Walk<'a> {
         Ok(unfit.collect())
     }
 
-    /// The segments from the tail to the last chunk.
+    /// Notes the segments from the tail to the last chunk.
     fn note_segments(&mut self) {
         let tail = &self.sb.tail;
         let (mut chunk, mut prev) = self.start;
         for ((header, _), sum) in self.chunks.iter().zip(&self.sums) {
             let at = (header.segment - tail.segment) as usize;
-            // Segments without a chunk that counts lie between the others.
+            // Segments without a chunk that counts may lie between the others.
             while self.segments.len() <= at {
                 let (used, pins, changes, finished) = (0, 0, 0, true);
                 let none = Segment { epoch: 0, chunk, prev, used, pins, changes, finished };

@@ -1,9 +1,9 @@
-//! The admission thread: it keeps what is read again and again in the log.
+//! The admission thread: it keeps copies of often-read blocks in the log.
 //!
-//! Blocks that were read twice from below the log are given to it as copies; and of what leaves it
-//! next, those that were read since are given to it again. Invariants: no thread waits for this
-//! one, and it waits for no other: where there is no room, or others are at work, nothing is kept.
-//! What it writes to the log's drive is bounded by [`WriteBudget`].
+//! It appends copies of blocks that were read twice from below the log. Of the blocks that leave
+//! the log next, it appends those again that were read since. Invariants: no thread waits for this
+//! one, and it waits for no other: without room, or while others are at work, it keeps nothing.
+//! [`WriteBudget`] bounds what it writes to the log's drive.
 
 use super::logged::Logged;
 use crate::BLOCK_SIZE;
@@ -12,17 +12,18 @@ use crate::log::disk::format::Kind;
 use crate::sync::{Instant, now, sleep};
 use std::time::Duration;
 
-/// How often it looks whether there is something to keep.
+/// How often the thread looks for blocks to keep.
 const TICK: Duration = Duration::from_millis(100);
-/// Blocks that it takes at once.
+/// Most blocks that it reads and appends at once.
 const BATCH: usize = 256;
-/// Bytes that it writes in a tick at most: 16 MiB in a second.
+/// Most bytes that it appends of wanted blocks in a tick: 16 MiB in a second.
 const PER_TICK: u64 = (16 << 20) / 10;
-/// How many times the share of the log that copies may take are written in a day, and once more at
-/// first.
+/// What it writes in a day at most, in multiples of the share of the log that copies may take; at
+/// first one share more.
 const TIMES_A_DAY: u64 = 4;
 const DAY_MS: u64 = 86_400_000;
-/// How long it reads nothing from the backing store after it had to, while others are at work.
+/// Unless the volume is idle, how long the thread keeps no wanted blocks after it read the backing
+/// store.
 const PAUSE: Duration = Duration::from_secs(1);
 /// A volume that gets no request for this long is idle.
 const IDLE: Duration = Duration::from_millis(500);
@@ -34,11 +35,12 @@ struct WriteBudget {
 }
 
 impl WriteBudget {
-    /// What is left `now_ms` of a share of so many bytes.
+    /// Refills the bucket up to `now_ms`. `share` is its capacity in bytes.
     fn fill(&mut self, now_ms: u64, share: u64) {
         let rate = u128::from(share) * u128::from(TIMES_A_DAY);
         let more = rate * u128::from(now_ms - self.seen_ms) / u128::from(DAY_MS);
-        // Else nothing would ever come together of a small share.
+        // Less than a byte waits for a later refill: else a small share would never fill the
+        // bucket.
         if more > 0 {
             self.left = (self.left + more as u64).min(share);
             self.seen_ms = now_ms;
@@ -50,17 +52,17 @@ impl WriteBudget {
     }
 }
 
-/// What the thread has.
+/// The state of the thread.
 pub(super) struct Admission<'a> {
     logged: &'a Logged,
     codec: Codec,
     payload: Vec<u8>,
     blocks: Vec<[u8; BLOCK_SIZE]>,
     budget: WriteBudget,
-    /// Nothing is read of the backing store before then.
+    /// Unless the volume is idle, no wanted blocks are kept before then.
     pauses_until: Instant,
-    /// Nothing leaves before the log has reached this segment: else what is kept again would be
-    /// why it has to be kept again.
+    /// The thread lets nothing leave before the log's head reaches this segment: else blocks that
+    /// it keeps again would push others out, which it would have to keep again.
     stays_until: u64,
 }
 
@@ -78,7 +80,7 @@ impl<'a> Admission<'a> {
         }
     }
 
-    /// Works until the volume goes down.
+    /// Works until the volume stops.
     pub(super) fn run(mut self) {
         while !self.logged.is_stopping() {
             let share = self.logged.core().keep_bytes();
@@ -91,7 +93,7 @@ impl<'a> Admission<'a> {
         }
     }
 
-    /// Keeps what was read twice.
+    /// Keeps blocks of the admission queue.
     fn keep_wanted(&mut self, left: &mut u64) {
         let idle = self.logged.idle() >= IDLE;
         while *left > 0 && self.logged.core().may_keep() && !self.logged.is_stopping() {
@@ -117,7 +119,8 @@ impl<'a> Admission<'a> {
         }
     }
 
-    /// Of what leaves the log next, keeps what was read since it was kept last; lets that leave.
+    /// Keeps those blocks again that leave the log next and were read since they were kept; then
+    /// lets the old segments leave.
     fn keep_leaving(&mut self, left: &mut u64) {
         if self.logged.core().head() < self.stays_until {
             return;
@@ -133,7 +136,7 @@ impl<'a> Admission<'a> {
             return self.logged.core().let_leave();
         }
         leaving.retain(|block| self.logged.frequency().cool(*block));
-        // What leaves is not waited for: it is kept now or not at all.
+        // A block that leaves is kept now or not at all.
         let mut all = self.budget.left.min(self.logged.core().leaving_bytes());
         for batch in leaving.chunks(BATCH) {
             if all == 0 {
@@ -148,8 +151,8 @@ impl<'a> Admission<'a> {
         self.stays_until = core.head() + more.div_ceil(2);
     }
 
-    /// Reads blocks, which ascend, and gives them to the log, as many as may be written; whether
-    /// the backing store had to be asked, and what the log has not taken.
+    /// Reads `wanted` blocks, which ascend, and appends copies of them, up to `left` bytes. Returns
+    /// whether it read the backing store, and the blocks that the log has not taken.
     fn keep(&mut self, wanted: &[u64], left: &mut u64) -> (bool, Vec<u64>) {
         let (mut i, mut asked, mut rest) = (0, false, Vec::new());
         while i < wanted.len() {
@@ -184,7 +187,7 @@ impl<'a> Admission<'a> {
     }
 }
 
-/// Encodes a block; the length of the payload, and its kind.
+/// Encodes a block into `out`; returns the length of the payload, and its kind.
 fn encode(codec: &mut Codec, block: &[u8; BLOCK_SIZE], out: &mut Vec<u8>) -> (usize, Kind) {
     out.resize(BLOCK_SIZE, 0);
     match codec.encode(block, out) {

@@ -1,38 +1,38 @@
-//! Reads payloads of a log from its drive, neighbours in one go.
+//! Read coalescing: one read of the log's drive gets payloads that are neighbours there.
 //!
-//! Invariants: what is held is what the drive had after its readers were pinned, so it is given up
-//! before others are looked for. A payload that can't be read spoils none but itself.
+//! Invariants: the buffer holds only what the drive had after its readers were pinned, so it is
+//! cleared before other payloads are located. A payload that cannot be read fails no other payload.
 
 use crate::log::core::{Found, Reading};
 use crate::media::{ALIGN, Buffer, Drive, DriveError};
 use std::ops::Range;
 
-/// The most that is read at once, in bytes.
+/// Most bytes of a read, unless one payload alone takes more.
 const MOST: usize = 64 << 10;
-/// Payloads are neighbours if at most so many bytes are between them.
+/// Most bytes between two payloads that count as neighbours.
 const GAP: u64 = 4 << 10;
 
-/// Memory for what was read of a log's drive.
+/// A buffer for reads of a log's drive.
 pub(super) struct ReadCoalescer {
     buffer: Buffer,
-    /// What of the drive is in the buffer, in bytes.
+    /// The byte range of the drive that is in the buffer.
     held: Range<u64>,
 }
 
 impl ReadCoalescer {
-    /// With room for a payload of `largest` bytes, and for [`MOST`].
+    /// A buffer for one payload of `largest` bytes, and for at least [`MOST`] bytes.
     pub(super) fn new(largest: usize) -> Self {
         let one = largest.next_multiple_of(ALIGN) + ALIGN;
         Self { buffer: Buffer::new(one.max(MOST)), held: 0..0 }
     }
 
-    /// Gives up what is held.
+    /// Empties the buffer.
     pub(super) fn clear(&mut self) {
         self.held = 0..0;
     }
 
-    /// The bytes of a payload. If it has to be read, those of `later`, which are pinned as well,
-    /// are read with it as far as they are its neighbours.
+    /// The bytes of the payload of `reading`. If it must be read, the read includes its neighbours
+    /// among `later`, which are pinned as well.
     ///
     /// # Errors
     /// The drive fails where this payload is.
@@ -60,7 +60,7 @@ impl ReadCoalescer {
         Ok(&self.buffer[from..from + reading.len as usize])
     }
 
-    /// Where to read to, at least to the end of `own`.
+    /// The end of the read: that of `own`, or of its last neighbour that fits into the buffer.
     fn reach(&self, own: &Range<u64>, later: &[Found]) -> u64 {
         let most = own.start + self.buffer.len() as u64;
         let mut end = own.end;
@@ -76,7 +76,7 @@ impl ReadCoalescer {
     }
 }
 
-/// What has to be read of a drive for a payload.
+/// The aligned byte range that covers a payload.
 fn aligned(reading: &Reading) -> Range<u64> {
     let end = reading.at + u64::from(reading.len);
     reading.at / ALIGN as u64 * ALIGN as u64..end.next_multiple_of(ALIGN as u64)
@@ -90,7 +90,7 @@ mod tests {
     use crate::media::Action;
     use parking_lot::Mutex;
 
-    /// A drive with a byte for each number, that notes what is read and fails in one place.
+    /// A drive whose bytes follow from their offsets. It notes reads, and fails at offset `bad`.
     struct Noting {
         reads: Mutex<Vec<Range<u64>>>,
         bad: u64,
@@ -133,7 +133,7 @@ mod tests {
         Found::Log(Reading { at, len, kind: Kind::Raw, check: 0, seed })
     }
 
-    /// Gets all, in order; whether each could be read.
+    /// Reads all payloads in order; whether each could be read.
     fn get(coalescer: &mut ReadCoalescer, drive: &Noting, all: &[Found]) -> Vec<bool> {
         let each = all.iter().enumerate().filter_map(|(i, found)| {
             let Found::Log(reading) = found else { return None };

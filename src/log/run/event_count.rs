@@ -1,14 +1,14 @@
-//! Waiting until another thread has done something, without a lock to come back through: all
-//! waiters go on at once.
+//! An event count: threads wait until another thread notifies them. Unlike with a condition
+//! variable, no waiter takes a lock again, so all continue at once.
 //!
-//! Invariant: a thread that reads [`EventCount::seen`] before it looks for what to wait for misses
-//! no event that is notified afterwards.
+//! Invariant: a thread that reads [`EventCount::seen`] before it checks its condition misses no
+//! event that is notified afterwards.
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{wait_on, wake_all};
 use std::time::Duration;
 
-/// The events so far.
+/// Counts events, and the threads that wait for one.
 #[derive(Default)]
 pub(super) struct EventCount {
     count: AtomicU32,
@@ -16,7 +16,7 @@ pub(super) struct EventCount {
 }
 
 impl EventCount {
-    /// What to give to [`Self::wait`].
+    /// The count of events so far, for [`Self::wait`].
     pub(super) fn seen(&self) -> u32 {
         self.count.load(Ordering::SeqCst)
     }
@@ -29,7 +29,7 @@ impl EventCount {
         }
     }
 
-    /// Waits until there is an event that was not `seen`, but no longer than `most`; may end early.
+    /// Waits for an event after `seen`, at most for `most`. May return early.
     pub(super) fn wait(&self, seen: u32, most: Duration) {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         wait_on(&self.count, seen, most);

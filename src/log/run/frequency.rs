@@ -1,9 +1,9 @@
-//! How often blocks were read lately, roughly.
+//! A frequency sketch: roughly how often blocks were read lately.
 //!
-//! Two bits a counter, which blocks share at random, as in TinyLFU (Einziger, Friedman and Manes
-//! 2017): a scan leaves ones, which count for nothing, and all counters are halved when half of
-//! them have been touched, so what was hot once is forgotten. Invariant: nothing depends on a
-//! counter being right; blocks that share one are taken for each other.
+//! Counters have two bits, and blocks share them at random, as in TinyLFU (Einziger, Friedman and
+//! Manes 2017). A scan leaves ones, which count for nothing. When half of the counters have been
+//! touched, all are halved, so blocks that were hot once are forgotten. Invariant: nothing depends
+//! on a counter being right; blocks that share one are not told apart.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const PER_WORD: u64 = 32;
 /// Fewest and most counters: 16 KiB to 16 MiB.
 const COUNTERS: (u64, u64) = (1 << 16, 1 << 26);
-/// Counters a block that is to be told from others.
+/// Counters for each block that is to be told from others.
 const PER_BLOCK: u64 = 4;
 /// The lower bit of each counter.
 const LOW: u64 = 0x5555_5555_5555_5555;
@@ -24,7 +24,7 @@ pub(super) struct FrequencySketch {
 }
 
 impl FrequencySketch {
-    /// Counters for about so many blocks.
+    /// Counters for about `blocks` blocks.
     pub(super) fn new(blocks: u64) -> Self {
         let counters = (blocks * PER_BLOCK).clamp(COUNTERS.0, COUNTERS.1).next_power_of_two();
         let words = (0..counters / PER_WORD).map(|_| AtomicU64::new(0)).collect();
@@ -38,13 +38,13 @@ impl FrequencySketch {
         (&self.words[(at / PER_WORD) as usize], at % PER_WORD * 2)
     }
 
-    /// A block was read; how often before, 0 to 3.
+    /// Counts a read of `block`; returns the count before it, 0 to 3.
     pub(super) fn touch(&self, block: u64) -> u64 {
         let (word, shift) = self.place(block);
         let old = word.load(Ordering::Relaxed);
         let before = old >> shift & 3;
         if before < 3 {
-            // Where others count at the same moment, one of them is forgotten.
+            // When two threads change a word at the same moment, one of their reads is not counted.
             let new = old + (1 << shift);
             let _ = word.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed);
         }
@@ -66,7 +66,7 @@ impl FrequencySketch {
         self.touched.store(0, Ordering::Relaxed);
     }
 
-    /// Whether a block was read since the last time that this was asked, or often before.
+    /// Whether a block was read since the last call, or often before. Halves its counter.
     pub(super) fn cool(&self, block: u64) -> bool {
         let (word, shift) = self.place(block);
         let old = word.load(Ordering::Relaxed);

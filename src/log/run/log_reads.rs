@@ -1,10 +1,10 @@
-//! A backing store, with what the log has of it as well.
+//! The log read drive: a backing store whose blocks are read from the log where that has them.
 //!
-//! A drive below the read cache: a block that was written back and is still in the log, or that
-//! the log has a copy of, is read from there, and all others from the backing store. Invariants:
-//! it is the core that says where a block is, under its lock; what is read from the log is
-//! verified, and what cannot be is read from the backing store, which has the same; writes, zeroes
-//! and flushes go to the backing store alone.
+//! It is below the read cache. A block that was written back and is still in the log, or of which
+//! the log has a copy, is read from the log, all others from the backing store. Invariants: only
+//! the core says where a block is, under its lock; payloads from the log are verified, and blocks
+//! whose payload does not verify are read from the backing store, which has the same content;
+//! writes, zeroes and flushes go to the backing store alone.
 
 use crate::BLOCK_SIZE;
 use crate::codec::{Algorithm, Codec};
@@ -18,30 +18,30 @@ use std::sync::Arc;
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Blocks that are looked up at once: 1 MiB.
 const PART: usize = 256;
-/// Unwanted bytes that are read along between two places in the log.
+/// Most unwanted bytes between two payloads that one read of the log gets.
 const GAP: u64 = 4096;
 /// Most bytes of a read of the log.
 const RUN: u64 = 256 << 10;
 
-/// The drive.
+/// The log read drive.
 pub struct LogReadDrive {
     core: Arc<Mutex<Core>>,
     log: Arc<dyn Drive>,
     backing: Arc<dyn Drive>,
-    /// What threads decode with that have nothing to decode now.
+    /// Decoders that no thread uses now.
     decoders: Mutex<Vec<Decoder>>,
 }
 
-/// What is needed to decode payloads.
+/// A codec, and memory for payloads.
 struct Decoder {
     codec: Codec,
     unpacked: Unpacked,
-    /// Payloads that the log has in memory: which of the blocks that are wanted.
+    /// Payloads that the log has in memory, each with the index of its block in the request.
     found: Vec<(usize, Kind, Vec<u8>)>,
 }
 
-/// Payloads that the log's drive has, of which of the blocks that are wanted. They stay there until
-/// this is dropped, however that comes.
+/// Pinned payloads on the log's drive, each with the index of its block in the request. Dropping
+/// this unpins them, also after a panic.
 struct Pins<'a> {
     core: &'a Mutex<Core>,
     readings: Vec<(usize, Reading)>,
@@ -57,7 +57,7 @@ impl Drop for Pins<'_> {
 }
 
 impl LogReadDrive {
-    /// What `core` and its drive `log` have of `backing`, and that.
+    /// Reads from `log` what `core` locates there, and all else from `backing`.
     pub fn new(core: Arc<Mutex<Core>>, log: Arc<dyn Drive>, backing: Arc<dyn Drive>) -> Self {
         Self { core, log, backing, decoders: Mutex::default() }
     }
@@ -69,7 +69,8 @@ impl LogReadDrive {
         })
     }
 
-    /// Looks up which of the blocks the log has.
+    /// Looks up which of the blocks the log has: payloads in memory go to `found`, others are
+    /// pinned.
     fn locate(
         &self,
         first: u64,
@@ -93,7 +94,7 @@ impl LogReadDrive {
         pins
     }
 
-    /// Reads up to [`PART`] blocks; whether the backing store was asked.
+    /// Reads up to [`PART`] blocks; whether it read the backing store.
     fn read_part(&self, first: u64, out: &mut [[u8; BLOCK_SIZE]]) -> Result<bool, DriveError> {
         let mut decoder = self.decoder();
         let pins = self.locate(first, out.len(), &mut decoder.found);
@@ -116,7 +117,8 @@ impl LogReadDrive {
         Ok(asked)
     }
 
-    /// Reads what the log's drive has: neighbours there in one go.
+    /// Reads pinned payloads from the log's drive, with one read for neighbours. Those that verify
+    /// are no longer `missing`.
     fn read_log(
         &self,
         decoder: &mut Decoder,
@@ -149,7 +151,7 @@ impl LogReadDrive {
             _ => self.log.read_many(runs.into_iter().map(buffer).collect()),
         };
         let mut bad = Vec::new();
-        // Both are in the order of places.
+        // Reads and payloads are both in the order of places on the drive.
         let mut read = read.iter().flatten().peekable();
         for (i, reading) in readings.iter() {
             let end = reading.at + u64::from(reading.len);
@@ -292,7 +294,7 @@ mod tests {
         logged.write(&mut LogIoContext::new(none), 3, &[[5; BLOCK_SIZE]]).unwrap();
         runtime.drain(true);
         eventually("it is not written back", || core.lock().is_clean());
-        // From the log: the backing store has something else now.
+        // The backing store gets other content, to show that the log was read.
         backing.write(3 * BLOCK, &[6; BLOCK_SIZE]).unwrap();
         let mut out = [0; BLOCK_SIZE];
         drive.read(3 * BLOCK, &mut out).unwrap();

@@ -1,14 +1,13 @@
-//! Blocks in a durable log before a backing store: the log's core, its drives, and their I/O.
+//! Blocks in a durable log in front of a backing store: the log's core, its drives, and their I/O.
 //!
 //! The core does no I/O; its callers do. A thread that waits for a commit carries commands out
-//! itself, so a small synced write needs no other thread; a few threads of the log's own write what
-//! no request waits for. A write reserves its places under the core's lock, and fills them without
-//! it.
+//! itself, so a small synced write needs no other thread; the log's own threads carry out the rest.
+//! A write reserves its places under the core's lock, and fills them without it.
 //!
-//! Invariants: the core's lock is held neither during I/O nor while payloads are copied; a block's
-//! stripe is held from before its place is reserved, or from the read of a read-modify-write, until
-//! it is filled; a thread that takes several stripes takes them in order. How threads wait is in
-//! [`super::progress`].
+//! Invariants: no thread holds the core's lock during I/O, or while it fills a place. A thread
+//! holds a block's stripe from before it reserves the place, or from the read of a
+//! read-modify-write, until it has filled the place; it takes several stripes in ascending order.
+//! [`super::progress`] says how threads wait.
 
 use super::coalesce::ReadCoalescer;
 use super::event_count::EventCount;
@@ -35,9 +34,10 @@ use std::time::Duration;
 
 const STRIPES: usize = 256;
 
-/// Blocks that wait to be kept at most.
+/// Most blocks in the admission queue.
 const WANTED: usize = 1 << 16;
-/// How long a reader waits for the stripe of a payload that is being copied before looking again.
+/// Longest wait of a reader for the stripe of a payload that is being filled, before it looks
+/// again.
 const FILL: Duration = Duration::from_millis(1);
 
 /// Why a request on a logged volume failed.
@@ -49,22 +49,23 @@ pub enum Fault {
     /// This block's only copy is damaged.
     #[error("block {0} is damaged")]
     Damaged(u64),
-    /// The log's drive failed; nothing more is taken.
+    /// The log's drive failed, and the log takes nothing more.
     #[error("the log has failed")]
     Failed,
 }
 
-/// How far a thread came with what it has to append.
+/// How far an append came.
 enum Taken {
-    /// The log has all; so much of it waits for its drive, of at most so much.
+    /// The log has all blocks. With its backlog: bytes that wait for the drive, and the most that
+    /// may.
     All((u64, u64)),
-    /// The next ones are a cluster that finds no room: they go one by one.
+    /// No chunk has room for the next blocks as a cluster: append them one by one.
     Apart,
-    /// The next one was refused.
+    /// The log refused the next block.
     Refused(Refused),
 }
 
-/// One thread's memory for requests.
+/// One thread's buffers for requests.
 pub struct LogIoContext {
     packing: Packing,
     unpacked: Unpacked,
@@ -75,7 +76,7 @@ pub struct LogIoContext {
 }
 
 impl LogIoContext {
-    /// Memory for one thread; what it writes is compressed as `algorithm` says.
+    /// Buffers for one thread, which compresses its writes by `algorithm`.
     pub fn new(algorithm: Algorithm) -> Self {
         Self {
             packing: Packing::new(algorithm),
@@ -88,24 +89,24 @@ impl LogIoContext {
     }
 }
 
-/// What a log means for its backing store.
+/// The state of a log that matters for its backing store.
 pub struct Standing {
     /// Its counters.
     pub stats: LogStats,
-    /// Blocks that cannot be read any more, as first block and count.
+    /// Ranges of blocks that cannot be read any more, as first block and count.
     pub lost: Vec<(u64, u64)>,
     /// The backing store's identity, if the superblock of a failed log could not take it before
     /// the backing store was changed.
     pub unmarked: Option<[u8; IDENTITY]>,
 }
 
-/// Hears how a log stands.
+/// A callback that gets the standing of a log.
 pub type Listener = Box<dyn Fn(&Standing) + Send + Sync>;
 
 /// A log, its backing store, and their state.
 pub struct Logged {
     pub(super) core: Arc<Mutex<Core>>,
-    /// Something was completed, or there is something to do.
+    /// Notified when a command has completed, or when there is a new one.
     pub(super) events: EventCount,
     /// Chunks below this are durable; never ahead of the core.
     pub(super) durable: AtomicU64,
@@ -113,35 +114,35 @@ pub struct Logged {
     pub(super) backing: Arc<dyn Drive>,
     stripes: Vec<Mutex<()>>,
     stopping: AtomicBool,
-    /// Milliseconds since `began` at the last request.
+    /// When the last request came, in milliseconds since `began`.
     last_request_ms: AtomicU64,
     began: Instant,
     damaged_reads: AtomicU64,
     pub(super) written_back: AtomicU64,
-    /// What identifies the backing store.
+    /// The identity of the backing store, if the log keeps one.
     watched: Watched,
     /// Lets writeback give way to reads of the backing store.
     writeback_throttle: WritebackThrottle,
-    /// Lets writers of a nearly full log wait a little instead of long.
+    /// Gives writers of a nearly full log many short waits instead of a long one.
     write_throttle: WriteThrottle,
-    /// Hears what became of the backing store, when a window begins and ends.
+    /// Called before and after the backing store changes.
     listener: OnceLock<Listener>,
-    /// How often blocks were read.
+    /// Roughly how often blocks were read lately.
     frequency: FrequencySketch,
-    /// Blocks that were read twice from below the log.
+    /// The admission queue: blocks that were read twice from below the log.
     wanted: Mutex<Vec<u64>>,
-    /// Whether anything is kept in the log that was read.
+    /// Whether the log keeps copies of blocks that were read.
     keeps: AtomicBool,
-    /// Ends the sleep of the thread that writes what no request waits for.
+    /// Wakes the commit thread.
     waker: OnceLock<Waker>,
     /// Windows that have failed in a row.
     pub(super) failures: AtomicU32,
-    /// What a drive said when a window failed last.
+    /// The drive error of the last failed window.
     pub(super) failure: Mutex<Option<DriveError>>,
 }
 
 impl Logged {
-    /// A log that was opened, with its drives.
+    /// Serves an opened log, with its drives.
     pub fn new(core: Arc<Mutex<Core>>, log: Arc<dyn Drive>, backing: Arc<dyn Drive>) -> Self {
         core.lock().wall(crate::stats::time::now());
         let kept = core.lock().keep_bytes();
@@ -178,7 +179,7 @@ impl Logged {
         let _ = self.waker.set(waker);
     }
 
-    /// Says what became of a command of the core.
+    /// Reports the outcome of a command to the core.
     pub(super) fn completed(&self, id: u64, outcome: &Outcome) {
         self.note(&mut self.core.lock(), id, outcome);
     }
@@ -199,25 +200,26 @@ impl Logged {
         &self.write_throttle
     }
 
-    /// A window has gone so much of its way.
+    /// Lets writers take more room: a window has done `gone` steps of
+    /// [`WAY`](super::write_throttle::WAY).
     pub(super) fn advance(&self, gone: u64) {
         if self.write_throttle.advance(gone) {
             self.events.notify();
         }
     }
 
-    /// Sets what hears what becomes of the backing store, before it changes and after.
+    /// Sets the listener. It is called before and after the backing store changes.
     pub fn listen(&self, listener: Listener) {
         let _ = self.listener.set(listener);
     }
 
-    /// How the log stands now.
+    /// The present standing of the log.
     pub fn standing(&self) -> Standing {
         let stats = self.core.lock().stats();
         Standing { stats, lost: self.lost(), unmarked: self.watched.unmarked() }
     }
 
-    /// Tells the listener how the log stands.
+    /// Calls the listener with the present standing.
     pub(super) fn note_backing(&self) {
         if let Some(listener) = self.listener.get() {
             listener(&self.standing());
@@ -230,29 +232,30 @@ impl Logged {
         }
     }
 
-    /// Says what the superblock has of the backing store's identity: from now on it is kept true.
-    /// `drive` is the backing store itself.
+    /// Begins to keep the superblock's identity of the backing store true. `identity` is what the
+    /// superblock has; `drive` is the backing store itself, without copies.
     pub fn watch(&self, identity: Identity, id: StableId, drive: Arc<dyn Drive>) {
         self.watched.begin(identity, id, drive);
     }
 
-    /// Notes on the log's drive what identifies the backing store.
+    /// Writes the backing store's identity, if there is one, to the log's superblocks.
     ///
     /// # Errors
     /// The log has failed.
     fn identify(&self, identity: Option<[u8; IDENTITY]>) -> Result<(), Fault> {
         let Some(identity) = identity else { return Ok(()) };
         self.core.lock().identify(identity);
-        // Of a log that has failed it is tried: to save its content is worth more.
+        // If the log has failed, the write is only tried: saving the log's content is worth more.
         self.settle(Awaited::Commit, |core| core.is_written().then_some(Ok(())))
     }
 
-    /// The parts of the backing store that its identity has samples of, as blocks.
+    /// The ranges of blocks of the backing store that its identity has samples of.
     pub(super) fn samples(&self) -> Vec<Range<u64>> {
         self.watched.samples()
     }
 
-    /// Before the backing store changes where `changes` says: the identity in the log forgets it.
+    /// Drops the samples for which `changes` is true from the superblocks. Called before the
+    /// backing store changes there.
     ///
     /// # Errors
     /// The log has failed.
@@ -260,22 +263,23 @@ impl Logged {
         let identity = self.watched.forget(changes);
         let identified = self.identify(identity);
         if identity.is_some() && self.core.lock().is_failed() {
-            // The superblock may not have it. This machine's record then does.
+            // The superblock may lack the identity. Then this machine's record has it.
             self.watched.set_unmarked();
             self.note_backing();
         }
         identified
     }
 
-    /// After a change of the backing store is durable: the superblock that moves the tail has the
-    /// dropped samples again.
+    /// Puts the dropped samples back into the superblock that moves the tail. Called when the
+    /// change of the backing store is durable.
     pub(super) fn remember(&self) {
         if let Some(identity) = self.watched.remember() {
             self.core.lock().note_identity(identity);
         }
     }
 
-    /// When nothing will be written to the backing store any more: its identity as it is now.
+    /// Writes the backing store's present identity to the superblocks. Called after the last write
+    /// to the backing store.
     ///
     /// # Errors
     /// A drive fails.
@@ -292,27 +296,28 @@ impl Logged {
         &self.frequency
     }
 
-    /// Up to so many blocks that were read twice from below the log.
+    /// Takes up to `most` blocks out of the admission queue.
     pub(super) fn take_wanted(&self, most: usize) -> Vec<u64> {
         let mut wanted = self.wanted.lock();
         let some = wanted.len().min(most);
         wanted.drain(..some).collect()
     }
 
-    /// Those are still wanted.
+    /// Puts blocks back into the admission queue, as far as it has room.
     pub(super) fn want(&self, mut blocks: Vec<u64>) {
         let mut wanted = self.wanted.lock();
         blocks.truncate(WANTED.saturating_sub(wanted.len()));
         wanted.append(&mut blocks);
     }
 
-    /// Percent of the log that what was read may take from now on.
+    /// Sets the percentage of the log that copies of read blocks may take.
     pub fn keep(&self, percent: u64) {
         self.core.lock().set_keep_percent(percent);
         self.keeps.store(percent > 0, Ordering::Relaxed);
     }
 
-    /// Blocks were read, from below the log or from it.
+    /// Counts a read of each block. One that is read for the second or third time, now from `below`
+    /// the log, goes to the admission queue.
     fn note_reads(&self, first: u64, count: usize, below: bool) {
         if !self.keeps.load(Ordering::Relaxed) {
             return;
@@ -328,13 +333,13 @@ impl Logged {
         }
     }
 
-    /// The core, for questions.
+    /// Locks the core.
     pub fn core(&self) -> MutexGuard<'_, Core> {
         self.core.lock()
     }
 
-    /// Blocks that cannot be read any more, as first block and count. The core is asked in steps,
-    /// so that others have their turn between them.
+    /// Ranges of blocks that cannot be read any more, as first block and count. Asks the core in
+    /// steps: between two of them other threads get the lock.
     pub fn lost(&self) -> Vec<(u64, u64)> {
         let mut lost = Lost::default();
         while self.core.lock().more_lost(&mut lost) {}
@@ -359,7 +364,7 @@ impl Logged {
         (now() - self.began).as_micros() as u64
     }
 
-    /// How long there has been no request.
+    /// The time since the last request.
     pub(super) fn idle(&self) -> Duration {
         let last = self.last_request_ms.load(Ordering::Relaxed);
         Duration::from_millis(self.now_ms().saturating_sub(last))
@@ -398,8 +403,8 @@ impl Logged {
         self.locate(io, first, out.len());
         while io.found.contains(&Found::Filling) {
             self.release(io);
-            // The writer holds the stripe until it has filled the block in; longer, if it then
-            // waits for room.
+            // The writer holds the stripe until it has filled the block, or longer if it then waits
+            // for room.
             let _stripe = lock_within(self.stripe(first), FILL);
             self.locate(io, first, out.len());
         }
@@ -413,7 +418,7 @@ impl Logged {
         self.core.lock().locate_all(first, payloads, &mut io.found);
     }
 
-    /// Forgets what was located.
+    /// Unpins what was located.
     fn release(&self, io: &LogIoContext) {
         let mut core = self.core.lock();
         for found in &io.found {
@@ -423,7 +428,7 @@ impl Logged {
         }
     }
 
-    /// Gets everything that was located.
+    /// Reads everything that was located.
     fn fetch_all(
         &self,
         io: &mut LogIoContext,
@@ -452,7 +457,7 @@ impl Logged {
         result
     }
 
-    /// Gets what was located: one block, some of a cluster, or a run of them from the backing
+    /// Reads what was located: one block, some of a cluster, or a run of blocks of the backing
     /// store.
     fn fetch(
         &self,
@@ -464,7 +469,8 @@ impl Logged {
     ) -> Result<(), Fault> {
         match found {
             Found::Zeros => out.as_flattened_mut().fill(0),
-            // Only a thread that holds the stripe fills.
+            // `Filling` never comes here: `read` has waited for it, or this thread holds the
+            // stripe.
             Found::Lost | Found::Filling => return Err(self.damaged(block)),
             Found::Backing => {
                 let (began, moving) = (now(), self.writeback_throttle.is_moving());
@@ -486,13 +492,13 @@ impl Logged {
                 self.core.lock().release(&reading);
                 result?;
             }
-            // It was fetched with the block before.
+            // This block was read with the one before.
             Found::Before(_) => {}
         }
         Ok(())
     }
 
-    /// Reads a payload from the log's drive: that of the `i`-th block, and of those that share it.
+    /// Reads the payload of the `i`-th block, and of those that share it, from the log's drive.
     fn read_log(
         &self,
         io: &mut LogIoContext,
@@ -518,9 +524,10 @@ impl Logged {
         Ok(())
     }
 
-    /// Reads what was not where it was located. Its segment may have had to go at once, and its
-    /// room is used again: then the blocks are somewhere else. They are looked up again, because
-    /// what was damaged there is lost by now, and the backing store has something older.
+    /// Reads blocks whose payload does not verify where it was located. They are damaged, unless
+    /// their segment had to leave the log at once, so that its slot is used again. Then this looks
+    /// the blocks up again, and does not read the backing store, which has an older state: they
+    /// have another place, or are lost if they were damaged.
     fn read_elsewhere(
         &self,
         reading: &Reading,
@@ -563,14 +570,15 @@ impl Logged {
         Ok(self.backing.write(first * BLOCK_SIZE as u64, blocks.as_flattened())?)
     }
 
-    /// Nothing durable could say any more that a lost block has been written.
+    /// Refuses writes to lost blocks: of a failed log, nothing durable could say any more that a
+    /// lost block was written.
     fn refuse_lost(&self, first: u64, count: u64) -> Result<(), Fault> {
         let lost = self.core.lock().first_lost(first, count);
         lost.map_or(Ok(()), |block| Err(self.damaged(block)))
     }
 
-    /// Writes blocks that were encoded, whose stripe the caller holds; `false` if they must go to
-    /// the backing store.
+    /// Appends encoded blocks, whose stripe the caller holds. `false`: they must go to the backing
+    /// store.
     fn append(
         &self,
         io: &mut LogIoContext,
@@ -604,8 +612,9 @@ impl Logged {
         }
     }
 
-    /// Reserves room for those from the one on that comes after what is `done`, and fills it: as
-    /// many as there is room for, but not none. How far it came, and whether chunks were closed.
+    /// Reserves room for the blocks from index `done` on, for as many as there is room for, and
+    /// fills it. Waits while there is room for none. Returns how far it came, and whether it closed
+    /// chunks.
     ///
     /// # Errors
     /// There is no room, because writeback fails.
@@ -652,7 +661,7 @@ impl Logged {
                 taken = Taken::All(core.backlog());
             }
             // A writer fills what it has reserved before it waits for room: other threads wait for
-            // that.
+            // these fills.
             let waits = matches!(taken, Taken::Refused(Refused::Full)) && *done == from;
             (!waits).then(|| (taken, core.chunks() > chunks))
         })?;
@@ -700,7 +709,7 @@ impl Logged {
     /// The log has failed.
     pub fn discard(&self, first: u64, count: u64) -> Result<(), Fault> {
         self.touch();
-        // A read-modify-write of a block in the range must come before or after, not around.
+        // A read-modify-write in the range must come before or after the discard, not around it.
         let groups = first / GROUP as u64..=(first + count - 1) / GROUP as u64;
         let mut stripes: Vec<usize> =
             groups.take(STRIPES).map(|group| group as usize % STRIPES).collect();

@@ -1,8 +1,9 @@
 //! A log at work: its I/O, and the threads that do it.
 //!
-//! [`Logged`] serves blocks from a log before a backing store, [`Runtime`] moves them from one to
-//! the other, and a [`LogReadDrive`] reads what the log has of the backing store. A thread that
-//! waits for a commit carries it out; what each thread may wait for is in `waits`.
+//! [`Logged`] serves blocks from a log in front of a backing store, [`Runtime`] writes them back,
+//! and a [`LogReadDrive`] reads blocks of the backing store from the log where that has them. A
+//! thread that waits for a commit carries it out itself; `waits` says what each thread may wait
+//! for.
 
 mod admission;
 mod coalesce;

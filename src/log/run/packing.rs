@@ -1,8 +1,8 @@
-//! How blocks on their way into a log are compressed: each for itself, or some together.
+//! How blocks are compressed for a log: each by itself, or some together as a cluster.
 //!
-//! Invariants: a cluster is of whole, aligned blocks that one request writes, and it is kept only
-//! where `policy` says that it pays; none of its blocks hardly takes anything by itself. Nothing
-//! here is known to the core before it is appended.
+//! Invariants: a cluster consists of whole, aligned blocks of one request, and is kept only where
+//! [`together`] says that it pays; none of its blocks is same-filled. The core knows of nothing
+//! here before it is appended.
 
 use crate::BLOCK_SIZE;
 use crate::GROUP;
@@ -11,14 +11,14 @@ use crate::codec::{self, Algorithm, Codec, Coding, Encoded};
 use crate::log::disk::cluster;
 use crate::log::disk::format::{CLUSTER, Kind};
 
-/// After so many attempts in a row that did not pay, only one in so many is made.
+/// After this many attempts in a row that did not pay, most attempts are skipped.
 const HOPELESS: u32 = 16;
-/// Of single blocks, where an attempt costs a tenth of everything else.
+/// Then one attempt in this many is made for single blocks: it costs a tenth of everything else.
 const RETRY_ALONE: u32 = 64;
-/// Of clusters.
+/// Then one attempt in this many is made for clusters.
 const RETRY_TOGETHER: u32 = 16;
 
-/// How many attempts in a row did not pay, or were not made.
+/// Attempts in a row that did not pay or were skipped.
 #[derive(Default)]
 struct InVain(u32);
 
@@ -32,27 +32,28 @@ impl InVain {
     }
 }
 
-/// A payload on its way from a block, or to one.
+/// A payload of a block that is written or read.
 pub(super) struct Payload {
     kind: Kind,
-    /// Bytes that count, of one that was encoded; 0 where the block is its own.
+    /// Bytes of an encoded payload; 0 where the block itself is the payload.
     len: usize,
     pub(super) bytes: Vec<u8>,
 }
 
-/// What one thread's blocks of a group are compressed with, and into.
+/// One thread's codec, and the payloads of one group of blocks.
 pub(super) struct Packing {
     algorithm: Algorithm,
     pub(super) codec: Codec,
-    /// Payloads of a group.
+    /// Payloads of the group's blocks.
     pub(super) payloads: Vec<Payload>,
-    /// Payloads of the group's clusters; empty where blocks are by themselves.
+    /// Payloads of the group's clusters; empty where blocks are encoded one by one.
     clusters: [Vec<u8>; GROUP / CLUSTER],
-    /// What of the log waited for its drive when this thread wrote last, and the most of that.
+    /// The log's backlog at this thread's last write: bytes that waited for the drive, and the most
+    /// that may.
     pub(super) backlog: (u64, u64),
-    /// Of single blocks.
+    /// Attempts for single blocks.
     alone: InVain,
-    /// Of clusters.
+    /// Attempts for clusters.
     together: InVain,
 }
 
@@ -71,7 +72,7 @@ impl Packing {
         }
     }
 
-    /// Encodes blocks of a group, `first` first: clusters as one if that pays.
+    /// Encodes blocks of a group, from block `first` on: whole clusters together if that pays.
     pub(super) fn encode_all(&mut self, first: u64, blocks: &[[u8; BLOCK_SIZE]]) {
         let tries = together::tries_together(self.algorithm, self.backlog);
         let mut i = 0;
@@ -110,8 +111,8 @@ impl Packing {
         }
     }
 
-    /// What the blocks of a cluster take each for itself, in bytes; `None` where they do not
-    /// shrink, or where some of them hardly takes anything.
+    /// Bytes that the blocks of a cluster take one by one. `None`: they hardly shrink, or one of
+    /// them is same-filled.
     fn apart(&self, i: usize) -> Option<usize> {
         let lens = self.payloads[i..i + CLUSTER].iter().map(|payload| match payload.kind {
             Kind::Raw => Some(BLOCK_SIZE),
@@ -144,7 +145,7 @@ impl Packing {
         pays
     }
 
-    /// The payload of the `i`-th block, and how many blocks it has.
+    /// The payload of the `i`-th block, with its kind and the number of blocks in it.
     pub(super) fn encoded<'a>(
         &'a self,
         first: u64,
@@ -161,10 +162,10 @@ impl Packing {
         }
     }
 
-    /// Encodes a block as the `i`-th payload. One that is kept as it is, is not copied.
+    /// Encodes a block as the `i`-th payload. A block that does not shrink is not copied.
     fn encode(&mut self, i: usize, block: &[u8; BLOCK_SIZE]) {
         let Payload { kind, len: used, bytes: out } = &mut self.payloads[i];
-        // Shorter only after a read.
+        // Only a read leaves it shorter.
         out.resize(BLOCK_SIZE, 0);
         let encoded = codec::fold(block, out).or_else(|| {
             let may_try = self.alone.may_try(RETRY_ALONE);
@@ -182,7 +183,7 @@ impl Packing {
             Some(Encoded::Payload(len, Coding::Lz4)) => (Kind::Lz4, len),
             Some(Encoded::Payload(len, Coding::Zstd)) => (Kind::Zstd, len),
             Some(Encoded::Payload(len, Coding::Fill)) => (Kind::Same, len),
-            // One block is no cluster.
+            // One block is never encoded as a cluster.
             None | Some(Encoded::Payload(_, Coding::Raw | Coding::Cluster(_))) => (Kind::Raw, 0),
         };
         (*kind, *used) = (now, len);
@@ -194,7 +195,7 @@ impl Packing {
 mod tests {
     use super::*;
 
-    /// Blocks of text that says its number, with so many bytes of noise.
+    /// Blocks of text with their numbers, each with `noise` bytes of noise.
     fn blocks(count: usize, noise: usize) -> Vec<[u8; BLOCK_SIZE]> {
         let mut x = 1u64;
         let block = |n: usize| {
@@ -209,7 +210,7 @@ mod tests {
         (0..count).map(block).collect()
     }
 
-    /// Where each payload begins that is kept of blocks from `first` on, and its kind.
+    /// The index of the first block of each payload, for blocks from `first` on, and its kind.
     fn kinds(packing: &mut Packing, first: u64, blocks: &[[u8; BLOCK_SIZE]]) -> Vec<(usize, Kind)> {
         packing.encode_all(first, blocks);
         let (mut i, mut kinds) = (0, Vec::new());
@@ -257,7 +258,7 @@ mod tests {
         let mut zeros = text.clone();
         zeros[2] = [0; BLOCK_SIZE];
         assert_eq!(kinds(&mut packing, 0, &zeros)[2], (2, Kind::Zeros));
-        // After many attempts in vain there are few, and one that pays makes them many again.
+        // After many attempts in vain few are made, and one that pays makes them frequent again.
         (0..HOPELESS + 1).for_each(|_| assert!(!is_together(&mut packing, &noisy)));
         let tries = (0..RETRY_TOGETHER).filter(|_| is_together(&mut packing, &text)).count();
         assert!((1..RETRY_TOGETHER as usize).contains(&tries), "{tries}");

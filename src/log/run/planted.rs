@@ -6,14 +6,14 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Bug {
-    /// The writeback thread flushes for a drain as requests do, and so waits for the rescue of a
-    /// log that has failed, which is its own work.
+    /// For a drain, the writeback thread flushes as requests do, and so waits for the rescue of a
+    /// failed log, which is its own work.
     DrainAwaitsRescue = 1,
-    /// A request waits for room also when writeback fails for good.
+    /// A request waits for room for ever when writeback fails for good.
     WaitForRoomForEver,
-    /// A log that goes down waits for the rescue after its writeback thread has ended.
+    /// Closing a log waits for the rescue after the writeback thread has ended.
     CloseAwaitsRescue,
-    /// A window that has failed is not counted.
+    /// A failed window is not counted.
     ForgetFailedWindows,
 }
 

@@ -1,10 +1,9 @@
 //! How a thread of a logged volume waits: it carries the core's commands out itself, and sleeps
 //! only when there are none.
 //!
-//! Invariants: there is one place where a thread sleeps until others have done something, and each
-//! sleep says what it waits for ([`super::waits`]). A request that waits for room, or for the
-//! rescue of a log that has failed, waits as long as the drives do their part, and [`PATIENCE`]
-//! when they fail.
+//! Invariants: threads sleep in one place only, `Logged::wait`, and each sleep names what it awaits
+//! ([`super::waits`]). A request that waits for room, or for the rescue of a failed log, waits
+//! while the drives do their part; when they fail, it waits [`PATIENCE`].
 
 use super::logged::{Fault, Logged};
 use super::planted::{self, Bug};
@@ -15,10 +14,10 @@ use crate::sync::atomic::Ordering;
 use crate::sync::{Instant, MutexGuard, now, step_aside};
 use std::time::Duration;
 
-/// How long to wait for an event before looking again.
+/// Longest sleep before a thread looks again.
 const WAIT: Duration = Duration::from_millis(50);
-/// How long a request waits for room at least while writeback fails, and how many windows in a row
-/// have to have failed then, before it is answered with what the drive said.
+/// While writeback fails, a request that waits for room fails with the drive's error only after it
+/// has waited this long and this many windows in a row have failed.
 const PATIENCE: Duration = Duration::from_secs(10);
 const FAILURES: u32 = 3;
 
@@ -34,12 +33,12 @@ impl Logged {
             self.failures.store(0, Ordering::Release);
         } else {
             self.failures.fetch_add(1, Ordering::AcqRel);
-            // Requests that wait for room look whether to wait on.
+            // Requests that wait for room check whether to give up.
             self.events.notify();
         }
     }
 
-    /// Why a request that has waited for room since `began` must not wait any longer, if so.
+    /// The fault of a request that has waited for room since `began` and gives up; else `None`.
     fn gives_up(&self, began: Instant) -> Option<Fault> {
         let few = self.failures.load(Ordering::Acquire) < FAILURES;
         if few || now() - began < PATIENCE || planted::on(Bug::WaitForRoomForEver) {
@@ -48,8 +47,8 @@ impl Logged {
         Some(self.failure.lock().map_or(Fault::Failed, Fault::Drive))
     }
 
-    /// Makes everything durable that was acknowledged before. If the log has failed, that is when
-    /// all of it is in the backing store.
+    /// Makes all writes durable that were acknowledged before. Those of a failed log are durable
+    /// when all of them are in the backing store.
     ///
     /// # Errors
     /// The log has failed, and what it held is not in the backing store.
@@ -57,7 +56,7 @@ impl Logged {
         self.flush_awaiting(Awaited::Writeback)
     }
 
-    /// The same for a thread that must not wait for the rescue of a log that has failed.
+    /// As [`Self::flush`], for threads that must not wait for the rescue of a failed log.
     ///
     /// # Errors
     /// The log has failed.
@@ -98,7 +97,7 @@ impl Logged {
         }
     }
 
-    /// Waits until the log has taken what another process left in memory.
+    /// Waits until the log has taken the chunks that a dead process left in memory.
     ///
     /// # Errors
     /// The log has failed before, or there is no room because writeback fails.
@@ -110,10 +109,10 @@ impl Logged {
         })?
     }
 
-    /// Carries out the core's commands until `ready` says something, which may need room.
+    /// Carries out the core's commands until `ready` returns a value. It may need room in the log.
     ///
     /// # Errors
-    /// There is none, because writeback fails.
+    /// There is no room, because writeback fails.
     pub(super) fn wait_for_room<T>(
         &self,
         mut ready: impl FnMut(&mut Core) -> Option<T>,
@@ -125,7 +124,8 @@ impl Logged {
         })
     }
 
-    /// Carries out the core's commands until `ready` says something, for which this thread waits.
+    /// Carries out the core's commands until `ready` returns a value. This thread waits for
+    /// `awaited`.
     pub(super) fn settle<T>(
         &self,
         awaited: Awaited,
@@ -140,7 +140,7 @@ impl Logged {
             }
             (core, worked) = self.act(core);
             if !worked && core.is_stepping() {
-                // In steps, so that others have their turn between them.
+                // In steps: between two of them other threads get the lock.
                 core = step_aside(&self.core, core);
             } else if !worked {
                 let seen = self.events.seen();
@@ -168,7 +168,7 @@ impl Logged {
         (core, true)
     }
 
-    /// A thread that has worked may leave work of which no waiter has been told: tells them.
+    /// Wakes waiters if this thread has `worked`: it may leave commands that no waiter knows of.
     fn hand_over(&self, worked: bool) {
         if worked {
             self.events.notify();
@@ -180,7 +180,7 @@ impl Logged {
         self.backing.flush().map_or_else(Outcome::Failed, |()| Outcome::Done)
     }
 
-    /// Does what a command says.
+    /// Carries out a command, and counts the bytes that it writes to the backing store.
     pub(super) fn carry_out(&self, command: &Command) -> Outcome {
         if let (Device::Backing, Op::Write(_, range)) = (command.device, &command.op) {
             self.written_back.fetch_add(range.len() as u64, Ordering::Relaxed);

@@ -1,8 +1,8 @@
-//! The threads of a logged volume: commits that no request waits for, and writeback.
+//! The threads of a logged volume: background commits, admission of copies, writeback.
 //!
-//! Invariants: a writeback reads and writes without the core's lock; only where a window begins and
-//! ends does it hold it. What each thread may wait for is in [`super::waits`]: the thread that
-//! writes back makes room and rescues a log that has failed, so it waits for neither.
+//! Invariants: writeback does no I/O under the core's lock; a window needs that lock only where it
+//! begins and ends. [`super::waits`] says what each thread may wait for: the writeback thread makes
+//! room and rescues a failed log, so it waits for neither.
 
 use super::admission::Admission;
 use super::logged::{Fault, Logged};
@@ -18,26 +18,26 @@ use crate::sync::{Condvar, JoinHandle, Mutex, scope, sleep, spawn, spawn_scoped,
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Writes of the log that are in flight at once.
+/// Depth of the log drive's ring, if [`Runtime::start`] makes it.
 const DEPTH: u32 = 32;
 /// Threads that carry out a window.
 pub(super) const MOVERS: usize = 4;
-/// How often the clock of the core is moved.
+/// Period of the core's clock tick, and of the checks whether a window is due.
 const TICK: Duration = Duration::from_millis(100);
 /// A volume that gets no request for this long is idle.
 const IDLE: Duration = Duration::from_millis(500);
-/// How long a mover that gives way to readers waits before it asks again.
+/// How long a throttled thread of a window waits before it asks again.
 const GIVE_WAY: Duration = Duration::from_millis(5);
-/// Percent of the log from which on writeback gives way to no reads.
+/// Percent of the log in use from which on writeback is not throttled for readers.
 const PRESSED_PERCENT: u64 = 90;
-/// How long writeback waits after a drive has failed.
+/// How long writeback waits after a failed window.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Percent of the log, and free segments, at which writeback runs although it is switched off.
+/// Percent of the log in use, and free segments left, at which writeback runs even if disabled.
 const URGENT: u64 = 90;
 const NEARLY_FULL: u64 = 3;
 /// The largest window, in bytes.
 const WINDOW_MAX: u64 = 256 << 20;
-/// Which part of the log a window is at most: else writers and writeback would take turns.
+/// A window is at most one in this many of the log: else writers and writeback would take turns.
 const WINDOW_PART: u64 = 4;
 
 /// How writeback behaves.
@@ -47,17 +47,18 @@ pub struct Policy {
     pub threshold_percent: u64,
     /// Bytes of a window while the log is nearly empty; it grows to four times this as it fills.
     pub window: u64,
-    /// Writeback runs by itself; else only for a drain, or when the log is nearly full.
+    /// Writeback runs by itself. If false, it runs only for a drain, a rescue, a recommit, or when
+    /// the log is nearly full.
     pub enabled: bool,
 }
 
 impl Policy {
-    /// Bytes of a window when so many percent of the log are in use.
+    /// Bytes of a window when `percent` of the log is in use.
     fn window_at(&self, percent: u64) -> u64 {
         (self.window * (25 + percent * 3 / 4) / 25).min(WINDOW_MAX)
     }
 
-    /// The most bytes that a window can have.
+    /// Bytes of the largest window, that of a full log.
     pub fn largest_window(&self) -> u64 {
         self.window_at(100)
     }
@@ -69,7 +70,7 @@ impl Default for Policy {
     }
 }
 
-/// How far a drain has to come: the segments before this one, 0 for not at all.
+/// The goal of a drain: all segments before this one are written back. 0: no drain.
 #[derive(Debug, Default)]
 struct Goal(AtomicU64);
 
@@ -78,13 +79,13 @@ impl Goal {
         self.0.store(end, Ordering::Release);
     }
 
-    /// Whether there is something to hurry for when the segments before `written` are written back.
+    /// Whether the drain still has segments to write back when those before `written` are done.
     fn is_ahead_of(&self, written: u64) -> bool {
         self.0.load(Ordering::Acquire) > written
     }
 }
 
-/// The threads; dropping it ends them.
+/// The threads of a log. Dropping it ends them.
 pub struct Runtime {
     logged: Arc<Logged>,
     draining: Arc<Goal>,
@@ -93,11 +94,11 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Starts the threads of a log. Its drive is asked through `ring`, or else by threads; copies
-    /// are compressed as `algorithm` says.
+    /// Starts the threads of a log. Log I/O goes through `ring`, or, if there is none, through a
+    /// ring of threads. Copies are compressed by `algorithm`.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// A thread cannot be started.
     pub fn start(
         logged: &Arc<Logged>,
         policy: Policy,
@@ -141,35 +142,35 @@ impl Runtime {
         Ok(())
     }
 
-    /// Hurries to bring everything to the backing store that the log has now, or stops hurrying to.
-    /// It is there when the log's tail has come to the segment that is returned. What the log takes
-    /// meanwhile does not count: under a load that would never end.
+    /// Starts (`on`) or stops a drain: writeback hurries until the backing store has all that the
+    /// log holds now. The drain is done when all segments before the returned one are written back.
+    /// Later writes do not count: under load a drain would never end.
     pub fn drain(&self, on: bool) -> u64 {
         let end = if on { self.logged.core().end() } else { 0 };
         self.draining.set(end);
         end
     }
 
-    /// How writeback shall behave from now on.
+    /// Replaces the writeback policy.
     pub fn set_policy(&self, policy: Policy) {
         *self.policy.lock() = policy;
     }
 
-    /// Makes everything durable, says on the log's drive that it was closed in order, and ends the
-    /// threads. Nothing may be asked of the volume any more. `count` reads the change counter of
-    /// the backing store then, see [`crate::log::Core::close`].
+    /// Makes everything durable, ends the threads, and marks the log as closed in order. The caller
+    /// sends no more requests. `count` reads the change counter of the backing store, which goes
+    /// into the mark; see [`crate::log::Core::close`].
     ///
     /// # Errors
-    /// The log has failed; it is then as after a cut of power.
+    /// The log has failed; it is left as after a power cut.
     pub fn close(mut self, count: &dyn Fn() -> ChangeCounter) -> std::result::Result<(), Fault> {
-        // If the log has failed, this waits until all is in the backing store.
+        // If the log has failed, this waits for its rescue: all of it is in the backing store.
         let _ = self.logged.flush();
         self.logged.stop_threads();
         self.join();
         if self.logged.core().is_through() {
             return self.logged.flush();
         }
-        // The threads are gone that could rescue what a log holds that fails now.
+        // No thread is left to rescue a log that fails from here on: wait for a commit only.
         match planted::on(Bug::CloseAwaitsRescue) {
             true => self.logged.flush()?,
             false => self.logged.commit()?,
@@ -184,7 +185,7 @@ impl Runtime {
         };
         settle(Core::is_quiet)?;
         self.logged.renew_identity()?;
-        // What others may have in the page cache counts as written before, not after.
+        // Flushed first: what other programs have in the page cache counts as written before.
         let flushed = matches!(self.logged.flush_backing(), Outcome::Done);
         let counter = if flushed { count() } else { ChangeCounter::default() };
         self.logged.core().close(counter);
@@ -205,7 +206,8 @@ impl Drop for Runtime {
     }
 }
 
-/// Carries out commands that no request waits for, several at once, and moves the core's clock.
+/// The commit thread: carries out commands that no request waits for, several in flight at once,
+/// and moves the core's clock.
 fn commit(logged: &Logged, mut ring: Ring) {
     loop {
         let patience = {
@@ -293,7 +295,8 @@ fn hurries(logged: &Logged, draining: &Goal) -> bool {
     draining.is_ahead_of(core.written()) && !core.is_clean()
 }
 
-/// How many bytes the next window has, and how full the log is; `None` if it is not time for one.
+/// Bytes of the next window, and the log's fullness (segments in use, all segments). `None`: no
+/// window is due.
 fn due(logged: &Logged, policy: Policy, hurry: bool) -> Option<(u64, (u64, u64))> {
     let core = logged.core();
     let (used, segments) = core.fullness();
@@ -303,16 +306,16 @@ fn due(logged: &Logged, policy: Policy, hurry: bool) -> Option<(u64, (u64, u64))
     let percent = used * 100 / segments.max(1);
     let due = match policy.enabled {
         true => logged.idle() >= IDLE || percent >= policy.threshold_percent,
-        // Requests must not wait for room for ever.
+        // Even if disabled: requests must not wait for room for ever.
         false => percent >= URGENT || used + NEARLY_FULL >= segments,
     };
     let bytes = policy.window_at(percent);
     (must || due).then(|| (bytes.min(log_bytes / WINDOW_PART), (used, segments)))
 }
 
-/// Makes everything ready to be written back that a drain is for.
+/// Commits what a drain is to write back, and closes the open segment if the drain needs it.
 fn close_segment(logged: &Logged, draining: &Goal) {
-    // Of a log that fails meanwhile the rescue takes all.
+    // If the log fails here, the rescue writes everything back.
     let _ = match planted::on(Bug::DrainAwaitsRescue) {
         true => logged.flush(),
         false => logged.commit(),
@@ -324,11 +327,11 @@ fn close_segment(logged: &Logged, draining: &Goal) {
     }
 }
 
-/// Whether writeback has to hurry, and gives way to no reads.
+/// Whether writeback must hurry, and so ignores the throttle.
 type Pressed<'a> = dyn Fn() -> bool + Sync + 'a;
 
-/// Carries out a window: first what is read, then, when the log knows that samples of the backing
-/// store's identity no longer count, what is written.
+/// Carries out a window: reads; then, if it changes ranges with samples of the backing store's
+/// identity, makes a superblock without these samples durable; then writes.
 fn carry(logged: &Logged, writeback: Writeback, pressed: &Pressed<'_>) -> Ended {
     let writeback = Mutex::new(writeback);
     move_blocks(logged, &writeback, pressed);
@@ -362,15 +365,15 @@ fn move_one(logged: &Logged, command: &Command, pressed: &Pressed<'_>) -> Outcom
     outcome
 }
 
-/// Carries out commands by several threads, until there are no more or it is held.
+/// Carries out commands with up to [`MOVERS`] threads, until the window is over or held.
 fn move_blocks(logged: &Logged, writeback: &Mutex<Writeback>, pressed: &Pressed<'_>) {
     let changed = Condvar::default();
     let mover = || {
         waits::begin(Role::Writeback);
         let mut work = writeback.lock();
         loop {
-            // The log keeps what this window would have moved; a stop must not wait for a slow
-            // disk.
+            // A window that is given up loses nothing, as the log keeps it. A stop must not wait
+            // for a slow disk.
             if logged.is_stopping() {
                 return;
             }
@@ -385,7 +388,7 @@ fn move_blocks(logged: &Logged, writeback: &Mutex<Writeback>, pressed: &Pressed<
                 logged.advance(work.gone(WAY));
                 changed.notify_all();
             } else if work.is_stepping() {
-                // In steps, so that it is seen between them that the volume goes down.
+                // In steps: between two of them this thread checks whether the volume stops.
                 logged.advance(work.gone(WAY));
                 work = step_aside(writeback, work);
             } else if work.is_over() || work.is_held() {
@@ -396,7 +399,7 @@ fn move_blocks(logged: &Logged, writeback: &Mutex<Writeback>, pressed: &Pressed<
         }
     };
     scope(|scope| {
-        // As many as the system gives; without any, this one moves everything.
+        // As many threads as the system gives; without any, this one moves everything.
         for _ in 1..MOVERS {
             if spawn_scoped(scope, mover).is_err() {
                 break;

@@ -1,9 +1,9 @@
 //! What a thread of a log may wait for.
 //!
-//! Invariant: everything in [`Awaited`] needs only what comes before it in order to end, and the
-//! threads that bring it about wait for nothing that comes after. So no threads wait for each other
-//! in a circle. [`check`] asserts this in builds with debug assertions, and in those of the
-//! schedule explorer, which turns a circle that is left into a failing schedule.
+//! Invariant: [`Awaited`] is ordered. Each item depends only on earlier ones, and the threads that
+//! bring it about wait for no later one. So there is no cycle of waits. [`check`] asserts this in
+//! builds with debug assertions, and in those of the schedule explorer, where a remaining cycle
+//! fails a schedule.
 //!
 //! | thread | brings about | may wait for |
 //! |---|---|---|
@@ -12,35 +12,35 @@
 //! | admission (`ztier-admission`) | nothing | a drive |
 //! | writeback (`ztier-writeback`) | room, the rescue of a failed log | a drive, fills, commits |
 //!
-//! A thread that has reserved a place waits for nothing before it has filled it. Stripes of blocks
-//! are held by threads that serve requests alone, also while they wait for room, so no other thread
+//! A thread must not wait between reserving a place and filling it. Only threads that serve
+//! requests take stripe locks, and they hold them while they wait for room, so no other thread
 //! takes one.
 
 use crate::sync::thread_local;
 use std::cell::Cell;
 
-/// What can be waited for.
+/// What a thread can wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Awaited {
-    /// The end of a drive's command.
+    /// A drive's command ends.
     Drive,
-    /// Chunks or a superblock are durable, or the log has failed. Needs fills, and commands that
-    /// the waiting thread carries out itself.
+    /// Chunks or a superblock become durable, or the log fails. Needs fills, and commands that the
+    /// waiting thread carries out itself.
     Commit,
-    /// A window of writeback ends: room in the log, or the rescue of one that has failed.
+    /// A window of writeback ends: it makes room in the log, or rescues a failed one.
     Writeback,
 }
 
-/// What a thread is there for.
+/// The role of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// Serves requests, or a command.
     Request,
     /// Commits what no request waits for.
     Commit,
-    /// Keeps in the log what is read often.
+    /// Keeps copies of often-read blocks in the log.
     Admission,
-    /// Brings the log's content to the backing store.
+    /// Writes the log's content to the backing store.
     Writeback,
 }
 
@@ -59,12 +59,12 @@ thread_local! {
     static ROLE: Cell<Role> = const { Cell::new(Role::Request) };
 }
 
-/// Says what this thread is there for from now on.
+/// Sets the role of this thread.
 pub(super) fn begin(role: Role) {
     ROLE.with(|own| own.set(role));
 }
 
-/// Asserts that this thread may wait for that.
+/// Asserts that this thread may wait for `awaited`.
 pub(super) fn check(awaited: Awaited) {
     let role = ROLE.with(Cell::get);
     debug_assert!(role.may_wait_for(awaited), "{role:?} waits for {awaited:?}");

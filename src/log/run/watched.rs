@@ -13,17 +13,17 @@ use crate::sync::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// An identity as the superblock keeps it.
+/// An encoded identity, as the superblock keeps it.
 type Stored = [u8; IDENTITY];
 
-/// The identity of a backing store, if its log keeps that.
+/// The identity of a backing store. `None`: its log does not keep one.
 #[derive(Default)]
 pub(super) struct Watched(Mutex<Option<Inner>>);
 
 struct Inner {
-    /// As the superblock has it, or will have it with the next window that ends.
+    /// What the superblock has, or will have when the next window ends.
     identity: Identity,
-    /// What the superblock of a failed log may lack.
+    /// The identity that the superblock of a failed log may lack.
     unmarked: Option<Stored>,
     id: StableId,
     /// The drive itself, without copies.
@@ -31,7 +31,7 @@ struct Inner {
 }
 
 impl Watched {
-    /// Keeps this identity from now on.
+    /// Begins to keep `identity` true.
     pub fn begin(&self, identity: Identity, id: StableId, drive: Arc<dyn Drive>) {
         *self.0.lock() = Some(Inner { identity, unmarked: None, id, drive });
     }
@@ -43,8 +43,8 @@ impl Watched {
         ranges.map(|bytes| blocks_of(&bytes)).collect()
     }
 
-    /// Drops the samples of ranges that `changes` says will change. Returns the identity that has
-    /// to be durable before, if a sample was dropped.
+    /// Drops the samples of ranges for which `changes` is true. If it dropped any, returns the
+    /// identity that must be durable before the change.
     pub fn forget(&self, changes: impl Fn(&Range<u64>) -> bool) -> Option<Stored> {
         let mut inner = self.0.lock();
         let identity = &mut inner.as_mut()?.identity;
@@ -65,8 +65,8 @@ impl Watched {
         self.0.lock().as_ref()?.unmarked
     }
 
-    /// Reads dropped samples again, after a change is durable. Returns the identity for the next
-    /// superblock, if there is a new one.
+    /// Reads dropped samples again, once a change is durable. Returns the identity for the next
+    /// superblock, if it is a new one.
     pub fn remember(&self) -> Option<Stored> {
         let mut inner = self.0.lock();
         let inner = inner.as_mut().filter(|i| !i.identity.is_whole())?;
@@ -89,7 +89,7 @@ impl Watched {
     }
 }
 
-/// The blocks that bytes are in.
+/// The blocks that a range of bytes touches.
 fn blocks_of(bytes: &Range<u64>) -> Range<u64> {
     bytes.start / BLOCK_SIZE as u64..bytes.end.div_ceil(BLOCK_SIZE as u64)
 }

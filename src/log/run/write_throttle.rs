@@ -1,25 +1,26 @@
-//! How the writers of a nearly full log share out what room there is.
+//! The write throttle: how the writers of a nearly full log share the room that is left.
 //!
-//! Room comes a window of writeback at a time, and a window may take a minute. A writer that took
-//! what is there at once would then wait for the whole of the next window, and would look hung. So
-//! beyond seven tenths of the log writers advance as the window does: a part of the room at once,
-//! the rest as blocks reach the backing store. What is taken in all is the same, and a burst that
+//! Writeback makes room one window at a time, and a window may take a minute. A writer that took
+//! all room at once would then wait for the whole next window, and would look hung. So from 70
+//! percent of the log on writers advance as the window does: they get a part of the room at once,
+//! and the rest as blocks reach the backing store. In total they get the same, and a burst that
 //! finds more room than a window makes is hardly held.
-//! Invariant: no writer is held unless a window is at work, and at its end none is.
+//! Invariant: writers are held only while a window is at work.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Percent of the log from which on writers are held: less than there is after the largest window.
+/// Percent of the log in use from which on writers are held: less than the largest window leaves of
+/// a full log.
 const FROM_PERCENT: u64 = 70;
-/// Which part of the room may be taken before the window has done anything.
+/// One in this many segments of the room is given out before the window has done anything.
 const AHEAD: u64 = 8;
-/// Steps of a window's way.
+/// Steps by which a window's progress is measured.
 pub(super) const WAY: u64 = 1024;
 
-/// How far writers may go.
+/// How many segments writers may use.
 #[derive(Debug)]
 pub(super) struct WriteThrottle {
-    /// Segments that may be in use.
+    /// Most segments that may be in use; `u64::MAX` without a window.
     most: AtomicU64,
     /// Segments in use when the window began, and free ones.
     used: AtomicU64,
@@ -33,14 +34,14 @@ impl Default for WriteThrottle {
     }
 }
 
-/// Segments of `free` that may be taken when a window has gone so much of its [`WAY`].
+/// Segments of `free` that writers may take when a window has done `gone` of [`WAY`] steps.
 fn share(free: u64, gone: u64) -> u64 {
     let ahead = free.div_ceil(AHEAD);
     ahead + (free - ahead) * gone.min(WAY) / WAY
 }
 
 impl WriteThrottle {
-    /// A window begins, of a log of which so many segments are in use.
+    /// A window begins, with `used` of `segments` in use.
     pub(super) fn begin(&self, (used, segments): (u64, u64)) {
         let free = segments.saturating_sub(used);
         self.used.store(used, Ordering::Relaxed);
@@ -48,7 +49,7 @@ impl WriteThrottle {
         self.most.store(used + share(free, 0), Ordering::Relaxed);
     }
 
-    /// The window has gone so much of its [`WAY`]; whether that lets a writer go on.
+    /// The window has done `gone` of [`WAY`] steps; whether writers may take more room.
     pub(super) fn advance(&self, gone: u64) -> bool {
         let taken = share(self.free.load(Ordering::Relaxed), gone);
         let most = self.used.load(Ordering::Relaxed) + taken;
@@ -60,7 +61,7 @@ impl WriteThrottle {
         self.most.store(u64::MAX, Ordering::Relaxed);
     }
 
-    /// Whether a writer waits, when so many segments of so many are in use.
+    /// Whether a writer must wait while `used` of `segments` are in use.
     pub(super) fn holds(&self, (used, segments): (u64, u64)) -> bool {
         used * 100 >= segments * FROM_PERCENT && used > self.most.load(Ordering::Relaxed)
     }

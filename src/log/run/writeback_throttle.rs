@@ -1,36 +1,36 @@
-//! When writeback gives way to reads of the backing store that a reader waits for.
+//! The writeback throttle: writeback gives way to readers that wait for the backing store.
 //!
-//! What such reads take while writeback is at work is compared with what they take else. When the
-//! slowest tenth of the last ones takes more than three times as long, half as many commands may be
-//! out, down to none; after a while without that, one more. Without reads, nothing is throttled.
-//! While there are reads, the drive's cache is flushed often: a drive serves no request while it
-//! empties its cache, and at the end of a window that can take a second.
-//! Invariant: only [`WritebackThrottle::admits`] gives way; a thread that must not wait ignores its
-//! answer.
+//! It compares the latency of reads during writeback with that of reads without. When the slowest
+//! tenth of recent reads takes more than three times the usual latency, it halves the commands of
+//! writeback that may be in flight, down to none; after each calm period it allows one more.
+//! Without reads, nothing is throttled. While there are reads, the drive's cache is flushed often:
+//! a drive serves no request while it empties its cache, which can take a second at the end of a
+//! window.
+//! Invariant: only [`WritebackThrottle::admits`] throttles; a thread that must not wait ignores it.
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Reads that are remembered, and how many it takes to judge.
+/// Latencies that are remembered, and the fewest to judge by.
 const RECENT: usize = 16;
 const ENOUGH: usize = 4;
-/// So many times what a read takes without writeback is too long.
+/// A read is too slow if it takes more than this many times the usual latency.
 const TIMES: u64 = 3;
-/// What counts as no time at all, in microseconds.
+/// Least usual latency to compare with, in microseconds.
 const FAST_US: u64 = 500;
-/// Milliseconds after which one more command is tried.
+/// Milliseconds without a change after which one more command is allowed.
 const CALM_MS: u64 = 100;
 /// Writes after which the drive's cache is flushed while there are reads.
 const UNFLUSHED: usize = 32;
-/// Milliseconds without a read after which writeback disturbs no reader.
+/// Milliseconds after the last read from which on nothing is throttled.
 const ALONE_MS: u64 = 200;
 
-/// Knows what reads take, and how many commands of writeback may be out.
+/// Read latencies, and how many commands of writeback may be in flight.
 pub(super) struct WritebackThrottle {
-    /// Most commands.
+    /// Commands that may be in flight when nothing is throttled.
     most: usize,
-    /// Commands of writeback on the backing store that are out.
+    /// Commands of writeback on the backing store in flight.
     moving: AtomicUsize,
     /// Writes since the last flush that was asked for.
     unflushed: AtomicUsize,
@@ -39,9 +39,9 @@ pub(super) struct WritebackThrottle {
 
 struct State {
     depth: usize,
-    /// A moving mean of what a read takes without writeback.
+    /// Moving mean of the read latency without writeback, in microseconds; 0: unknown.
     usual_us: u64,
-    /// What the last reads took with it.
+    /// The last read latencies during writeback, in microseconds.
     recent: Vec<u64>,
     read_ms: u64,
     changed_ms: u64,
@@ -70,12 +70,12 @@ impl WritebackThrottle {
         self.moving.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// It has ended.
+    /// A command of writeback on the backing store has ended.
     pub(super) fn end(&self) {
         self.moving.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A write of the backing store has ended; whether it is time to flush.
+    /// A write to the backing store has ended; whether to flush the drive now.
     pub(super) fn wants_flush(&self, now_ms: u64) -> bool {
         let unflushed = self.unflushed.fetch_add(1, Ordering::Relaxed) + 1;
         let wanted = unflushed >= UNFLUSHED && !self.state.lock().is_alone(now_ms);
@@ -85,7 +85,7 @@ impl WritebackThrottle {
         wanted
     }
 
-    /// Notes what a read of the backing store took, and whether writeback was at work meanwhile.
+    /// Notes a read of the backing store that `took` this long; `moving`: during writeback.
     pub(super) fn note(&self, took: Duration, moving: bool, now_ms: u64) {
         let took = took.as_micros() as u64;
         let mut state = self.state.lock();
@@ -138,7 +138,7 @@ mod tests {
 
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
-    /// How many commands may be out.
+    /// How many commands may be in flight.
     fn depth(throttle: &WritebackThrottle, now_ms: u64) -> usize {
         let begun = std::iter::repeat_with(|| throttle.admits(now_ms)).take_while(|more| {
             if *more {
@@ -156,14 +156,14 @@ mod tests {
         let throttle = WritebackThrottle::new(4);
         (0..20).for_each(|n| throttle.note(MS(10), false, 1000 + n));
         assert_eq!(depth(&throttle, 1020), 4);
-        // Twice as long is what sharing costs.
+        // Twice the latency is the price of sharing.
         (0..40).for_each(|_| throttle.note(MS(20), true, 1020));
         assert_eq!(depth(&throttle, 1020), 4);
         for expected in [2, 1, 0] {
             (0..ENOUGH).for_each(|_| throttle.note(MS(50), true, 1030));
             assert_eq!(depth(&throttle, 1030), expected);
         }
-        // One at a time while there are readers.
+        // One more at a time while there are reads.
         for (now, expected) in [(1129, 0), (1130, 1), (1131, 1), (1230, 2)] {
             throttle.note(MS(10), false, now);
             assert_eq!(depth(&throttle, now), expected, "at {now}");
@@ -180,7 +180,8 @@ mod tests {
         assert_eq!(depth(&throttle, 1020), 4);
         throttle.note(MS(500), true, 1020);
         assert_eq!(depth(&throttle, 1020), 2);
-        // Of a slow drive whose readers were never alone, that is found out by giving way.
+        // The usual latency of a slow drive that was never read without writeback is learned when
+        // writeback gives way.
         let throttle = WritebackThrottle::new(4);
         (0..3 * ENOUGH).for_each(|_| throttle.note(MS(15), true, 1000));
         assert_eq!(depth(&throttle, 1000), 0);

@@ -1,5 +1,5 @@
-//! The executor for the schedule explorer: the thread that waits does what was submitted, so that
-//! the drive alone says where threads may be switched.
+//! The executor for the schedule explorer: the waiting thread carries out the submitted requests,
+//! so that threads are switched only where the drive allows it.
 
 use super::{Completion, Op, Submission};
 use crate::error::Result;
@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-/// What ends a wait.
+/// An event that ends a wait.
 #[derive(Debug)]
 pub(super) enum Event {
     Wake,
 }
 
-/// What was submitted, and the drive.
+/// Submitted requests, and their drive.
 pub(super) struct Pool {
     drive: Arc<dyn Drive>,
     jobs: Vec<Submission>,

@@ -2,13 +2,13 @@
 //!
 //! Invariants:
 //! - every submission gives exactly one [`Completion`], in any order, however it ends;
-//! - its memory stays alive until then, also when the [`Ring`] is dropped before;
-//! - nothing is ordered by the ring: a [`Op::Flush`] covers the writes whose completion the caller
-//!   has seen before it submits the flush, and no others;
+//! - its memory stays alive until then, even when the [`Ring`] is dropped before;
+//! - the ring orders nothing: a [`Op::Flush`] covers the writes whose completion the caller has
+//!   seen before it submits the flush, and no others;
 //! - waiting is bounded, and [`Waker::wake`] ends it from any thread.
 //!
-//! io_uring does the work where the kernel and the container allow it; a few threads do it
-//! elsewhere ([`Ring::fallback`] says why), and for drives that are not files.
+//! io_uring does the work where the kernel and the container allow it. Elsewhere
+//! ([`Ring::fallback`] says why), and for drives that are not files, a few threads do it.
 
 #[cfg(shuttle)]
 #[path = "explored.rs"]
@@ -29,13 +29,13 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-/// How long a dropped ring waits for what is under way.
+/// How long a dropped ring waits for requests in flight.
 const FAREWELL: Duration = Duration::from_secs(10);
 
-/// The longest single wait; more is waiting again.
+/// The longest single wait; for more, the caller waits again.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
-/// What is to be done.
+/// The operation of a request.
 #[derive(Debug)]
 pub enum Op {
     /// Fill the buffer, which comes back with the completion.
@@ -47,7 +47,7 @@ pub enum Op {
         /// Its bytes, a multiple of [`ALIGN`].
         len: u64,
     },
-    /// Make what is written survive a loss of power.
+    /// Make completed writes survive a loss of power.
     Flush,
 }
 
@@ -77,20 +77,20 @@ impl Op {
 pub struct Submission {
     /// The caller's own number, given back with the completion.
     pub id: u64,
-    /// What is to be done.
+    /// The operation.
     pub action: Op,
-    /// From where on, in bytes; ignored for a flush.
+    /// The offset, in bytes; ignored for a flush.
     pub at: u64,
 }
 
 impl Submission {
-    /// How it looks in an error.
+    /// The error of this request for the reason `errno`.
     fn fail(&self, errno: Errno) -> DriveError {
         let at = if matches!(self.action, Op::Flush) { 0 } else { self.at };
         failed(self.action.action(), at, self.action.bytes())(errno)
     }
 
-    /// Refuses what no drive of `size` bytes can do.
+    /// Refuses a request that no drive of `size` bytes can carry out.
     fn check(&self, size: u64) -> Result<(), DriveError> {
         if let Op::Write(buffer, range) = &self.action {
             let inside = range.start <= range.end && range.end <= buffer.len();
@@ -104,7 +104,7 @@ impl Submission {
         }
     }
 
-    /// Its end when there is nothing to do or nothing to be done.
+    /// Completes the request with `result`; a read gets its buffer back.
     fn finish(self, result: Result<(), DriveError>) -> Completion {
         let buffer = match self.action {
             Op::Read(buffer) => Some(buffer),
@@ -117,7 +117,7 @@ impl Submission {
 /// How a submission ended.
 #[derive(Debug)]
 pub struct Completion {
-    /// Its number.
+    /// The number of the submission.
     pub id: u64,
     /// The filled buffer of a read, nothing for the others; or what failed.
     pub result: Result<Option<Buffer>, DriveError>,
@@ -134,8 +134,8 @@ enum Bell {
 }
 
 impl Waker {
-    /// Makes the wait that is under way, or the next one, return at once. Several calls before it
-    /// may count as one.
+    /// Makes the present wait, or else the next one, return at once. Several calls before that may
+    /// count as one.
     pub fn wake(&self) {
         // Either fails only when it changes nothing: the bell rings already, or the ring is gone.
         let _ = match &self.0 {
@@ -151,8 +151,8 @@ enum Engine {
     Pool(pool::Pool),
 }
 
-/// The executor. One thread uses it at a time; dropping it waits a while for what is under way, and
-/// what had not begun is not done.
+/// The executor. One thread uses it at a time. Dropping it waits a while for requests in flight,
+/// and discards those that have not begun.
 #[derive(Debug)]
 pub struct Ring {
     engine: Engine,
@@ -162,8 +162,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// A ring on `drive` with at most `depth` requests under way at once (1 to 4096); more wait for
-    /// their turn.
+    /// A ring on `drive` with at most `depth` requests in flight (1 to 4096); further requests
+    /// queue.
     ///
     /// # Errors
     /// Neither io_uring nor threads can be had.
@@ -190,7 +190,7 @@ impl Ring {
         Self { engine, size, ready: Vec::new(), fallback }
     }
 
-    /// Why it is not io_uring that does the work; `None` when it is.
+    /// Why io_uring does not do the work; `None` when it does.
     pub fn fallback(&self) -> Option<&str> {
         self.fallback.as_deref()
     }
@@ -209,15 +209,15 @@ impl Ring {
         }
     }
 
-    /// Begins what was submitted, as far as the depth allows. It does not wait.
+    /// Begins submitted requests, as far as the depth allows. Does not wait.
     pub fn kick(&mut self) {
         if let Engine::Uring(ring) = &mut self.engine {
             ring.kick();
         }
     }
 
-    /// Waits until something has ended, a [`Waker`] wakes it, or `timeout` is over, and gives all
-    /// that has ended; that may be nothing.
+    /// Waits until a request has ended, a [`Waker`] wakes the ring, or `timeout` is over. Returns
+    /// all completions so far, perhaps none.
     pub fn wait(&mut self, timeout: Duration) -> Vec<Completion> {
         let timeout = if self.ready.is_empty() { timeout.min(WAIT_MAX) } else { Duration::ZERO };
         let mut ended = std::mem::take(&mut self.ready);
@@ -237,7 +237,7 @@ impl Ring {
         running + self.ready.len()
     }
 
-    /// What ends a wait from elsewhere.
+    /// A handle that ends a wait from another thread.
     pub fn waker(&self) -> Waker {
         Waker(match &self.engine {
             Engine::Uring(ring) => Bell::Event(ring.bell()),

@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, SendError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// More requests than this at once gain nothing over threads.
+/// The most threads: more requests at once would gain nothing.
 const THREADS_MAX: u32 = 8;
 
 /// What comes back from the threads.
@@ -24,7 +24,7 @@ pub(super) enum Event {
     Wake,
 }
 
-/// The threads and what is on its way to and from them.
+/// The threads, and the channels to and from them.
 #[derive(Debug)]
 pub(super) struct Pool {
     /// `None` only while it is being dropped.
@@ -59,7 +59,7 @@ impl Pool {
     pub(super) fn submit(&mut self, submission: Submission) {
         let Some(jobs) = &self.jobs else { return };
         self.in_flight += 1;
-        // Refused only when every thread has died of a drive that panics.
+        // Fails only when a drive that panics has ended every thread.
         if let Err(SendError(lost)) = jobs.send(submission) {
             let error = lost.fail(Errno::IO);
             let _ = self.bell.send(Event::Done(lost.finish(Err(error))));

@@ -140,7 +140,7 @@ fn waiting_ends_by_time_and_by_waking() {
         assert!(ring.wait(Duration::from_millis(20)).is_empty());
         assert!(start.elapsed() >= Duration::from_millis(20));
         assert!(ring.wait(Duration::ZERO).is_empty());
-        // Before the wait, and during it; and again, so the bell can be heard twice.
+        // Before the wait, and during it; and once more, to show that the bell can ring twice.
         for delay in [0, 50, 0, 50] {
             let waker = ring.waker();
             let thread = std::thread::spawn(move || {

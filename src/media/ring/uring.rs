@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - a request that the kernel may know of is in `flights`, at the index that is its user data,
-//!   until its completion came; its memory is not moved, changed or freed before that, and is
-//!   leaked if it never comes;
+//!   until its completion arrives; its memory is not moved, changed or freed before that, and is
+//!   leaked if the completion never arrives;
 //! - there are never more requests than the submission queue has room for.
 
 use super::{Completion, Drive, FAREWELL, Op, Submission};
@@ -26,7 +26,7 @@ const BELL: u64 = u64::MAX;
 /// The most bytes of one request to the kernel, far below its own limit.
 const PIECE_MAX: u64 = 1 << 28;
 
-/// Bytes of zeros written at once where nothing better works.
+/// Bytes of zeros written at once where the drive refuses all [`ZERO_MODES`].
 const ZEROS: usize = 256 << 10;
 
 /// A request that has begun.
@@ -34,7 +34,7 @@ const ZEROS: usize = 256 << 10;
 struct Flight {
     submission: Submission,
     progress: Progress,
-    /// Ways to zero that did not work: the first so many of [`ZERO_MODES`].
+    /// How many of [`ZERO_MODES`], from the first on, the drive has refused.
     refused: usize,
 }
 
@@ -54,9 +54,9 @@ pub(super) struct Uring {
     bell: Arc<OwnedFd>,
     /// Whether the kernel watches the bell.
     listening: bool,
-    /// Set when the ring itself failed; everything fails with it then.
+    /// Set when the ring itself has failed; every request then fails with it.
     broken: Option<Errno>,
-    /// Ended outside of the kernel.
+    /// Requests that have ended; [`Uring::wait`] returns them.
     ended: Vec<Completion>,
     zeros: Buffer,
 }
@@ -68,7 +68,7 @@ impl std::fmt::Debug for Uring {
 }
 
 impl Uring {
-    /// Sets it up; the error says why this kernel or container does not have it.
+    /// Sets up the ring; the error says why this kernel or container has no io_uring.
     pub(super) fn new(drive: Arc<FileDrive>, depth: u32) -> Result<Self, String> {
         let ring = IoUring::new(depth + 1).map_err(|e| format!("no io_uring: {e}"))?;
         let params = ring.params();
@@ -109,7 +109,7 @@ impl Uring {
         self.queue.push_back(submission);
     }
 
-    /// Begins what there is room for.
+    /// Begins queued requests, as far as there is room.
     pub(super) fn kick(&mut self) {
         self.begin();
         if !self.ring.submission().is_empty() {
@@ -125,7 +125,7 @@ impl Uring {
             self.enter(if self.ended.is_empty() { left } else { Duration::ZERO });
             let rung = self.reap();
             for failed in self.ended.iter().filter_map(|end| end.result.as_ref().err()) {
-                // It went past the drive's own methods.
+                // The request bypassed the drive's own methods, which note failures.
                 self.drive.failures().inspect(|failures| failures.note(failed));
             }
             ended.append(&mut self.ended);
@@ -133,7 +133,7 @@ impl Uring {
                 break;
             }
         }
-        // What came to be possible, or has to be done again, must not wait for the next call.
+        // Requests that have room now, or have to be repeated, must not wait for the next call.
         self.kick();
     }
 
@@ -196,7 +196,7 @@ impl Uring {
     /// Hands the submission queue to the kernel, and waits up to `patience` for a completion.
     fn enter(&mut self, patience: Duration) {
         if self.broken.is_some() {
-            // Nothing but the bell can come any more.
+            // Only the bell can still ring.
             let mut bell = [PollFd::new(&*self.bell, PollFlags::IN)];
             let time = rustix::event::Timespec {
                 tv_sec: patience.as_secs() as i64,
@@ -219,7 +219,7 @@ impl Uring {
         }
     }
 
-    /// Takes the kernel's completions; whether the bell has rung.
+    /// Takes the kernel's completions; returns whether the bell has rung.
     fn reap(&mut self) -> bool {
         let mut rung = self.broken.is_some() && self.silence();
         let mut again = Vec::new();
@@ -252,13 +252,13 @@ impl Uring {
         rung
     }
 
-    /// Makes the bell ready to ring again; whether it had rung.
+    /// Makes the bell ready to ring again; returns whether it had rung.
     fn silence(&self) -> bool {
         rustix::io::read(&*self.bell, &mut [0; 8]).is_ok()
     }
 
-    /// The ring does not work any more. The kernel may still use the memory of what is under way,
-    /// so that is leaked.
+    /// Gives up a ring that does not work any more. The kernel may still use the memory of requests
+    /// in flight, so that memory is leaked.
     fn break_down(&mut self, errno: Errno) {
         self.broken = Some(errno);
         for slot in 0..self.flights.len() {
@@ -280,7 +280,7 @@ impl Drop for Uring {
             self.enter(Duration::from_millis(100));
             self.reap();
         }
-        // What has not come back by now may still be written to.
+        // The kernel may still write to the memory of requests that have not ended by now.
         if self.begun() > 0 {
             std::mem::forget(std::mem::take(&mut self.flights));
             std::mem::forget(std::mem::replace(&mut self.zeros, Buffer::new(0)));

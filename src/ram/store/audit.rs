@@ -1,8 +1,8 @@
-//! The audit: everything that is counted, counted again from the index alone.
+//! The audit: counts again, from the index alone, everything that is counted.
 //!
 //! Only for a store that nothing changes meanwhile: `Volume::audit` holds back the volume's own
-//! threads, tests their own requests. A daemon that takes over memory of another recounts the same
-//! way.
+//! threads, tests hold back their requests. A daemon that takes over another's memory recounts the
+//! same way.
 
 use super::Store;
 use super::format::Home;
@@ -11,10 +11,10 @@ use super::thread_counters::Counts;
 use std::collections::BTreeMap;
 
 impl Store {
-    /// Recounts `blocks` blocks and compares.
+    /// Recounts `blocks` blocks and compares the results with the counters.
     ///
     /// # Errors
-    /// The first count that does not hold, in words.
+    /// The first count that differs, in words.
     pub fn audit(&self, blocks: u64) -> Result<(), String> {
         let mut counts = Counts::default();
         let mut live = BTreeMap::<u32, u64>::new();
@@ -28,7 +28,7 @@ impl Store {
             }
         }
         extents.sort_unstable();
-        // The blocks of a cluster are in the same one.
+        // All blocks of a cluster name the same record.
         extents.dedup();
         for pair in extents.windows(2) {
             if pair[0].0 == pair[1].0 && pair[0].1 + pair[0].2 > pair[1].1 {
@@ -44,8 +44,8 @@ impl Store {
     }
 
     /// Replays the log, oldest segment first, and compares: the last record of each block must be
-    /// the one that the index names, unless the index names none. This is what recovery from
-    /// the log alone would see.
+    /// the one that the index names, unless the index names none. Recovery from the log alone would
+    /// see this.
     ///
     /// # Errors
     /// The first block for which log order is not index order.
@@ -65,9 +65,9 @@ impl Store {
         }
         for (block, at) in last {
             match self.index.load(block).home() {
-                // Its newest record may be in a slot, which is not looked into here.
+                // Its newest record may be in a slot, which the audit does not read.
                 Home::Record(indexed) if self.is_newer_below(indexed.segment, at.segment) => {}
-                // It was recompressed since.
+                // The block was recompressed since.
                 Home::Record(indexed) if self.segments.is_packed(indexed.segment) => {}
                 Home::Record(indexed) if indexed != at => {
                     return Err(format!(
@@ -85,7 +85,7 @@ impl Store {
             && self.segments.sequence(indexed) > self.segments.sequence(found)
     }
 
-    /// Each slot is free or one segment's, and none is lost.
+    /// Each slot is free or belongs to one segment, and none is lost.
     fn audit_slots(&self) -> Result<(), String> {
         let named = (0..self.segments.used()).filter_map(|segment| self.segments.slot(segment));
         let mut named: Vec<u32> = named.collect();
@@ -137,8 +137,8 @@ impl Store {
         }
     }
 
-    /// Damages the record of `block`: flips one bit of its payload or header. For tests of
-    /// detection. `false` when the block is in no record.
+    /// Flips one bit of the payload or header of the record of `block`. For tests of damage
+    /// detection. `false` when the block has no record in a frame.
     pub fn flip_bit(&self, block: u64, bit: u32) -> bool {
         let Home::Record(at) = self.index.load(block).home() else { return false };
         let Some(frame) = self.segments.frame(at.segment) else { return false };

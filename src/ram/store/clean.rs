@@ -1,12 +1,12 @@
-//! Cleaning: copies what is live out of a segment, so that its memory can be used again.
+//! Cleaning: moves the live records out of a segment, so that its memory can be used again.
 //!
-//! A record names its block; the index says whether that block is still here. Nothing is computed
-//! over the payload: a damaged record moves as it is, and its check word goes on saying so. Where
-//! the damage is in a header, the record names a block that is elsewhere: it is not moved, its
-//! bytes never become dead, and the segment is set aside, out of cleaning, for reads to report.
+//! A record names its block, and the index says whether that block is still here. The cleaner does
+//! not read payloads: a damaged record moves as it is and still fails its check. A damaged header
+//! names a block that is elsewhere: the record is not moved, its bytes never become dead, and the
+//! segment is set aside, out of cleaning, for reads to report.
 //!
-//! The exception are clusters of which not all blocks are live (`recompress.rs`): those are made
-//! anew of the ones that are, or the garbage in them would never go.
+//! Clusters are the exception if not all of their blocks are live (`recompress.rs`): the cleaner
+//! makes them anew of the live blocks, because otherwise the garbage in them would stay.
 
 use super::format::{Entry, HEADER, Header, Location};
 use super::planted::{Bug, on};
@@ -19,21 +19,20 @@ use crate::media::budget::Taker;
 /// How a segment's cleaning ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cleaned {
-    /// It is empty and will be free when its last reader is gone.
+    /// The segment is empty and will be free when its last reader is gone.
     Emptied,
     /// There was no room for its live records; some may have moved.
     NoRoom,
-    /// Something in it is damaged; it is set aside.
+    /// Something in the segment is damaged; it is set aside.
     Damaged,
 }
 
-/// Records that are looked at together, so that their index words are on their way when they are
-/// needed.
+/// Records that are looked at together, so that their index words are prefetched when needed.
 const BATCH: usize = 16;
 
 impl Store {
-    /// Makes room at the end of the log: opens the next segment, seals the one before. `false` when
-    /// there is no frame. Nothing is opened if `len` bytes fit meanwhile.
+    /// Makes room at the end of the log: opens the next segment and seals the one before. `false`
+    /// when there is no frame. Opens nothing if `len` bytes fit by now.
     pub fn open_segment(&self, who: Taker, len: u32) -> bool {
         let _rolling = self.rolling.lock();
         let cleaner = who == Taker::Cleaner;
@@ -43,8 +42,8 @@ impl Store {
         let frame = self.frames.take(&self.budget, who).or_else(|| self.borrow_frame(who));
         let Some(frame) = frame else { return false };
         if !cleaner && self.log.fits(len, true) {
-            // What is open was the cleaner's alone. There is memory again: keep the frame ready
-            // and go on in it.
+            // The open segment was the cleaner's alone, and there is memory again: keep the frame
+            // ready, and let all threads append to the open segment.
             self.frames.give(frame);
             self.log.share();
             return true;
@@ -67,17 +66,17 @@ impl Store {
         true
     }
 
-    /// A frame for the cleaner of a store that was taken over: what its reserve was spent on is
-    /// sealed now, and there may be more of it than the limit is, so without this one nothing could
-    /// ever be cleaned. Where there are slots, that makes room instead.
+    /// A frame for the cleaner of a store that was taken over. The segments that the reserve was
+    /// spent on are sealed by now, and more memory may be in use than the limit allows, so without
+    /// this frame nothing could be cleaned. A store with slots makes room by spilling instead.
     fn borrow_frame(&self, who: Taker) -> Option<u32> {
         let is_stuck = || self.log.open().is_none() && self.slots.count() == 0;
         (who == Taker::Cleaner && is_stuck()).then(|| self.frames.lend(&self.budget)).flatten()
     }
 
     /// Empties a segment that the caller has claimed: moves its live records to the end of the log,
-    /// then retires it. An ordinary taker stops, and gives the claim back, where only the reserve
-    /// is left; the cleaner, of which there is one at a time, uses that too.
+    /// then retires it. An ordinary taker stops and ends the claim when only the reserve is left.
+    /// The cleaner, of which there is one at a time, uses the reserve too.
     pub fn clean(&self, session: &Session, victim: Sealed, who: Taker) -> Cleaned {
         let Some(frame) = self.segments.frame(victim.segment) else {
             unreachable!("who is sealed and claimed has a frame")
@@ -86,7 +85,7 @@ impl Store {
         self.clean_from(session, victim, bytes, who)
     }
 
-    /// The same with the segment's bytes, wherever they are from.
+    /// The same with the segment's bytes, from a frame or a slot.
     pub(super) fn clean_from(
         &self,
         session: &Session,
@@ -132,7 +131,7 @@ impl Store {
                     }
                 }
             }
-            // To compress a cluster anew takes longer than a thread should stay pinned.
+            // Compressing a cluster anew takes longer than a thread should stay pinned.
             for (header, at) in batch.iter().flatten().filter(|(_, at)| !alone(at)) {
                 let cluster = Cluster { header, at: *at, bytes, sequence };
                 if !self.relocate_cluster(session, &cluster, who, which) {
@@ -146,7 +145,7 @@ impl Store {
         let emptied = || self.segments.dead_bytes(victim.segment) == victim.end;
         if !emptied() && !on(Bug::JudgeWithoutWaiting) {
             // A thread that replaces an entry counts the death of the old record a moment later,
-            // pinned all the while.
+            // still pinned.
             self.epochs.wait();
         }
         if !emptied() {
@@ -158,7 +157,7 @@ impl Store {
         Cleaned::Emptied
     }
 
-    /// Takes an emptied segment out; it is free when its last reader is gone.
+    /// Retires an emptied segment; it is free when its last reader is gone.
     pub(super) fn retire(&self, segment: u32) {
         self.segments.retire(segment);
         let mut retired = self.retired.lock();
@@ -222,7 +221,7 @@ impl Store {
             || who == Taker::Cleaner && self.open_segment(Taker::Cleaner, len)
     }
 
-    /// Frees the retired segments that no reader can see any more. Says how many that were.
+    /// Frees the retired segments and frames that no reader can see any more; returns their number.
     pub fn collect(&self) -> usize {
         self.index.collect(&self.epochs, &self.budget);
         let mut retired = self.retired.lock();
@@ -259,7 +258,7 @@ impl Store {
         }
     }
 
-    /// The blocks that are in the records of a segment, live and dead, in order.
+    /// The blocks in the records of a segment, live and dead, in order.
     pub(super) fn records(&self, segment: Sealed) -> Vec<(u64, Location)> {
         let Some(frame) = self.segments.frame(segment.segment) else { return Vec::new() };
         let bytes = self.frames.bytes(frame, 0, segment.end);
@@ -270,13 +269,13 @@ impl Store {
         records.flat_map(blocks).collect()
     }
 
-    /// Segments and frames that are not needed but may still be seen by a pinned thread.
+    /// Retired segments and frames that pinned threads may still see.
     pub fn retired(&self) -> usize {
         let retired = self.retired.lock();
         retired.segments.len() + retired.frames.len()
     }
 
-    /// Bytes of memory that will be ready once no pinned thread may see it any more.
+    /// Bytes of memory that are free once no pinned thread can see them any more.
     pub fn retired_bytes(&self) -> u64 {
         let retired = self.retired.lock();
         let has_frame = |retired: &&(u32, _)| self.segments.frame(retired.0).is_some();
@@ -288,14 +287,14 @@ impl Store {
 /// Which live records to move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Which {
-    /// Each of them, as hot as it is.
+    /// All of them; hot records stay hot.
     All,
-    /// Those that are hot; then they are not any more.
+    /// Only the hot ones; they become cold.
     Hot,
 }
 
-/// The records of a segment, one after the other. Ends where it ends, or where the chain of lengths
-/// is broken: what follows cannot be found this way.
+/// The records of a segment, in order. Ends at the segment's end, or where the chain of lengths is
+/// broken: records behind that cannot be found this way.
 pub(super) struct Records<'a> {
     bytes: &'a [u8],
     offset: u32,
@@ -303,7 +302,7 @@ pub(super) struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    /// Those of `segment`, whose bytes these are.
+    /// The records of `segment`, whose bytes are `bytes`.
     pub(super) fn of(segment: u32, bytes: &'a [u8]) -> Self {
         Self { bytes, offset: 0, segment }
     }

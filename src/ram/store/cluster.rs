@@ -1,18 +1,18 @@
-//! Clusters: up to four neighbours in one record, compressed together.
+//! Clusters: up to four neighbours compressed together in one record.
 //!
 //! The payload is a byte that says which of the group's blocks are in it (bits 0 to 3) and which of
-//! those *own* it (bits 4 to 7), a byte that says how much padding there is, one zstd frame of the
-//! blocks in order, and the padding. A block that is in it and does not own it had been replaced
-//! when the record was copied.
+//! those *own* it (bits 4 to 7), a byte with the length of the padding, one zstd frame of the
+//! blocks in order, and the padding. A block that is in the record but does not own it had been
+//! replaced when the record was copied.
 //!
-//! A read of one block decodes all of them, so what was decoded last is kept, in a few places that
-//! all readers share. It is known by its segment's sequence and its offset, which never come back,
-//! so it is never out of date.
+//! A read of one block decodes all of them, so a few places that all readers share keep the
+//! clusters decoded last. Such a cluster is named by its segment's sequence and its offset, which
+//! together are never reused, so it is never out of date.
 //!
 //! Invariants:
-//! - all memory for this is there before the first cluster is, and is in the budget;
-//! - a thread that holds a [`ClusterBuilder`] or a place of the readers never waits for a thread
-//!   that could wait for it: reading and compressing take no other lock, and stripe locks are taken
+//! - all memory for clusters is made before the first cluster, and is in the budget;
+//! - a thread that holds a [`ClusterBuilder`] or a reader's place never waits for a thread that
+//!   could wait for it: reading and compressing take no other lock, and stripe locks are taken
 //!   inside and never around.
 
 use super::format::{CLUSTER_MAX, CLUSTER_UNIT, HEADER, Header, Location, RECORD_MAX, digest};
@@ -22,12 +22,11 @@ use crate::codec::{CLUSTER, Codec, Coding};
 use crate::sync::{Mutex, MutexGuard};
 use std::num::NonZero;
 
-/// Levels of zstd where a request may be waiting, and where there is time: see `docs/recompress.md`
-/// for what others would give and take.
+/// Level of zstd where a request may be waiting; `docs/recompress.md` compares levels.
 const QUICK: i32 = 3;
-/// See [`QUICK`].
+/// Level of zstd where there is time.
 const THOROUGH: i32 = 6;
-/// Places where readers decode, at least and at most: one a processor.
+/// Least and most places where readers decode; between these, one a processor.
 const READERS: (usize, usize) = if cfg!(shuttle) { (1, 1) } else { (2, 8) };
 
 const PARTS: u8 = (1 << CLUSTER) - 1;
@@ -43,20 +42,20 @@ fn blocks() -> Blocks {
     Box::new([[0; BLOCK_SIZE]; CLUSTER])
 }
 
-/// The blocks of the group that own a record, one bit each. `None` if it is no cluster's.
+/// The blocks of the group that own a record, one bit each. `None` if it is no cluster.
 pub(super) fn owners_of(record: &[u8]) -> Option<u8> {
     record.get(HEADER).map(|first| first >> OWNERS_SHIFT)
 }
 
-/// The blocks that are in a record, and their frame; `None` if it is no cluster's.
+/// The blocks that are in a record, one bit each, and its zstd frame; `None` if it is no cluster.
 fn frame_in(record: &[u8]) -> Option<(u8, &[u8])> {
     let parts = record.get(HEADER)? & PARTS;
     let padding = usize::from(*record.get(HEADER + 1)?);
     Some((parts, record.get(FRAME..record.len().checked_sub(padding)?)?))
 }
 
-/// Checks the record of a cluster in a segment of `sequence`, and decodes it. Says which of the
-/// group's blocks there are, which come one after the other.
+/// Checks a cluster's record in a segment of `sequence` and decodes it into `out`, block after
+/// block. Returns which of the group's blocks those are, one bit each.
 fn unpack(
     codec: &mut Codec,
     record: &[u8],
@@ -73,18 +72,18 @@ fn unpack(
     (!out.is_empty() && codec.decode_together(frame, out)).then_some(parts)
 }
 
-/// The first block of the group in which a block's cluster is.
+/// The first block of the group that `block` belongs to.
 pub(super) fn group_of(block: u64) -> u64 {
     block / CLUSTER as u64 * CLUSTER as u64
 }
 
-/// Where in what [`unpack`] gave a block is.
+/// The index of `block` among the blocks that [`unpack`] returned.
 fn rank(parts: u8, block: u64) -> Option<usize> {
     let bit = 1 << (block % CLUSTER as u64);
     (parts & bit != 0).then(|| (parts & (bit - 1)).count_ones() as usize)
 }
 
-/// What a reader decoded last.
+/// The cluster that a reader decoded last.
 struct Decoded {
     codec: Codec,
     blocks: Blocks,
@@ -93,7 +92,7 @@ struct Decoded {
     parts: u8,
 }
 
-/// What reading and cleaning clusters takes.
+/// The memory for reading and cleaning clusters.
 pub(super) struct Pool {
     readers: Box<[Mutex<Decoded>]>,
     cleaner: Mutex<ClusterBuilder>,
@@ -111,7 +110,7 @@ impl Pool {
         Self { readers, cleaner: Mutex::new(ClusterBuilder::new()) }
     }
 
-    /// Bytes of memory that all of it takes.
+    /// Bytes of memory of the whole pool.
     pub(super) fn memory(&self) -> u64 {
         let plain = CLUSTER * BLOCK_SIZE;
         let reader = |reader: &Mutex<Decoded>| reader.lock().codec.memory() + plain;
@@ -119,12 +118,12 @@ impl Pool {
         readers as u64 + self.cleaner.lock().memory()
     }
 
-    /// What the cleaner makes clusters anew with.
+    /// The builder that the cleaner uses.
     pub(super) fn builder(&self) -> MutexGuard<'_, ClusterBuilder> {
         self.cleaner.lock()
     }
 
-    /// Reads a block from the record of its cluster, in a segment of `sequence`. `false` when that
+    /// Reads a block from its cluster's record, in a segment of `sequence`. `false` when the record
     /// is damaged.
     pub(super) fn read(
         &self,
@@ -135,7 +134,7 @@ impl Pool {
     ) -> bool {
         let number = if on(Bug::ClusterByNumber) { u64::from(at.segment) + 1 } else { sequence };
         let name = (number, at.offset);
-        // A cluster has one place where it is kept; if another reader holds that, any will do.
+        // A cluster has one preferred place. If another reader holds that, any place will do.
         let count = self.readers.len();
         let place = (name.0 as usize).wrapping_add(at.offset as usize / 512) % count;
         let readers = (0..count).map(|n| &self.readers[(place + n) % count]);
@@ -154,21 +153,21 @@ impl Pool {
     }
 }
 
-/// What compressing blocks together takes, and what was compressed last.
+/// The memory for compressing blocks together, and the record compressed last.
 pub(super) struct ClusterBuilder {
     codec: Codec,
-    /// How hard it tries.
+    /// Whether the level is [`THOROUGH`].
     thorough: bool,
-    /// A cluster, decoded.
+    /// A decoded cluster.
     whole: Blocks,
-    /// What is to be compressed.
+    /// The blocks to compress.
     plain: Blocks,
-    /// Which blocks of the group those are.
+    /// Which blocks of the group those are, one bit each.
     parts: u8,
     packed: Box<[u8; CLUSTER_MAX]>,
 }
 
-/// A record that a [`ClusterBuilder`] made, but for its header.
+/// A record that a [`ClusterBuilder`] made, without its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packed {
     pub(super) record_len: u32,
@@ -192,7 +191,7 @@ impl ClusterBuilder {
         (self.codec.memory() + 2 * size_of_val(&*self.whole) + CLUSTER_MAX) as u64
     }
 
-    /// How hard to try from now on.
+    /// Sets the zstd level for the next records.
     pub(super) fn try_hard(&mut self, thorough: bool) {
         if self.thorough != thorough {
             self.thorough = thorough;
@@ -200,18 +199,18 @@ impl ClusterBuilder {
         }
     }
 
-    /// Begins with no blocks.
+    /// Removes all blocks.
     pub(super) fn clear(&mut self) {
         self.parts = 0;
     }
 
-    /// Which blocks of the group there are.
+    /// Which blocks of the group were added, one bit each.
     pub(super) fn parts(&self) -> u8 {
         self.parts
     }
 
-    /// Adds a block, which comes after those that were added, from its record in a segment of
-    /// `sequence`. `false` when that is damaged.
+    /// Adds a block from its record in a segment of `sequence`. Blocks are added in order. `false`
+    /// when the record is damaged.
     pub(super) fn add(&mut self, record: &[u8], (block, sequence): (u64, u64)) -> bool {
         let at = self.parts.count_ones() as usize;
         let bit = 1 << (block % CLUSTER as u64);
@@ -232,8 +231,8 @@ impl ClusterBuilder {
         true
     }
 
-    /// Begins with those of a cluster's blocks that `keep` has a bit for. `false` when it is
-    /// damaged, or has not all of them.
+    /// Replaces the blocks by those of a cluster that `keep` has a bit for. `false` when the
+    /// cluster is damaged, or lacks one of them.
     pub(super) fn take(&mut self, record: &[u8], from: (u64, u64), keep: u8) -> bool {
         self.parts = 0;
         let Some(parts) = unpack(&mut self.codec, record, from, &mut self.whole) else {
@@ -248,8 +247,8 @@ impl ClusterBuilder {
         true
     }
 
-    /// Compresses the blocks into one record, or, where one is left that does not get shorter,
-    /// keeps it as it is. `None` if that would take more than `most` bytes.
+    /// Compresses the blocks into one record; a single block that does not shrink is kept raw.
+    /// `None` if that would take more than `most` bytes.
     pub(super) fn pack(&mut self, most: u32) -> Option<Packed> {
         let count = self.parts.count_ones() as usize;
         let room = (most as usize).min(CLUSTER_MAX) / CLUSTER_UNIT as usize * CLUSTER_UNIT as usize;
@@ -276,7 +275,7 @@ impl ClusterBuilder {
         Some(self.packed_as(RECORD_MAX, Coding::Raw))
     }
 
-    /// Keeps a cluster's record as it is, but for whose it is: that of `owners`, one bit each.
+    /// Keeps a cluster's record, but with the blocks in `owners` as its owners, one bit each.
     pub(super) fn keep(&mut self, record: &[u8], owners: u8) -> Packed {
         self.packed[..record.len()].copy_from_slice(record);
         self.packed[HEADER] = self.packed[HEADER] & PARTS | owners << OWNERS_SHIFT;
@@ -288,7 +287,7 @@ impl ClusterBuilder {
         Packed { record_len: record_len as u32, coding, digest }
     }
 
-    /// The payload of what was packed.
+    /// The payload of the record `packed`.
     pub(super) fn payload(&self, packed: &Packed) -> &[u8] {
         &self.packed[HEADER..packed.record_len as usize]
     }

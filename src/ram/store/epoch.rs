@@ -1,23 +1,23 @@
-//! Epochs: when may memory that readers might still be looking at be used again?
+//! Epochs: tell when memory that readers might still look at can be used again.
 //!
 //! A reader pins: it writes the current epoch into its own slot, looks things up without a lock,
-//! and unpins. A thread that takes something out of the index then asks for a [`Stamp`]; once no
-//! slot holds that epoch or an earlier one, no reader can still be looking at it. The algorithm is
+//! and unpins. A thread that takes something out of the index then takes a [`Stamp`]. Once no slot
+//! holds that epoch or an earlier one, no reader can still see what was taken out. The algorithm is
 //! Fraser's epoch-based reclamation (*Practical lock-freedom*, 2004, §5.2.3) with one counter for
 //! each retirement.
 //!
-//! A library (`crossbeam-epoch`) was considered. It decides by itself when to run what was
-//! deferred; a store that must answer «is this frame free *now*» at its memory limit has to ask,
-//! and a schedule explorer has to see the atomics.
+//! A library (`crossbeam-epoch`) was considered. It decides by itself when to run deferred work. A
+//! store that must answer «is this frame free *now*» at its memory limit has to ask, and a schedule
+//! explorer has to see the atomics.
 //!
 //! Invariants:
 //! - a slot belongs to one [`Participant`], which one thread uses at a time;
-//! - what a pinned thread read from the index stays readable until it unpins.
+//! - whatever a pinned thread read from the index stays readable until it unpins.
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// How many threads can take part at once: 256 that serve, and those of the volume's own.
+/// How many threads can take part at once: 256 that serve requests, and the volume's own.
 pub const PARTICIPANTS_MAX: usize = if cfg!(shuttle) { 8 } else { 264 };
 
 const IDLE: u64 = u64::MAX;
@@ -68,7 +68,7 @@ impl Epochs {
         self.slots.len() * size_of::<Slot>()
     }
 
-    /// Takes part; `None` when [`PARTICIPANTS_MAX`] threads already do.
+    /// Joins; `None` when [`PARTICIPANTS_MAX`] threads already take part.
     pub fn join(&self) -> Option<Participant> {
         let mut free = self.free.lock();
         if let Some(slot) = free.returned.pop() {
@@ -88,7 +88,7 @@ impl Epochs {
         self.free.lock().returned.push(who.0);
     }
 
-    /// From here to [`Epochs::unpin`], what the index names stays where it is.
+    /// From here to [`Epochs::unpin`], whatever the index names stays where it is.
     pub fn pin(&self, who: &Participant) {
         let now = self.global.load(Ordering::Relaxed);
         self.slots[who.0].0.store(now, Ordering::Relaxed);
@@ -97,7 +97,7 @@ impl Epochs {
         fence(Ordering::SeqCst);
     }
 
-    /// Ends what [`Epochs::pin`] began.
+    /// Ends a pin.
     pub fn unpin(&self, who: &Participant) {
         self.slots[who.0].0.store(IDLE, Ordering::Release);
     }
@@ -108,8 +108,8 @@ impl Epochs {
         Stamp(self.global.fetch_add(1, Ordering::SeqCst))
     }
 
-    /// The latest stamp that has passed is the answer's predecessor: a stamp smaller than the
-    /// answer has passed, no reader can see what was retired under it.
+    /// The bound of passed stamps: every stamp below it has passed, so no reader can see what was
+    /// retired under such a stamp.
     pub fn horizon(&self) -> Stamp {
         fence(Ordering::SeqCst);
         let used = self.used.load(Ordering::SeqCst) as usize;
@@ -118,7 +118,7 @@ impl Epochs {
     }
 
     /// Waits until all threads that are pinned now have unpinned. The caller is not pinned. Pins
-    /// are short, so the wait is too.
+    /// are short, so this wait is short too.
     pub fn wait(&self) {
         let stamp = self.stamp();
         let mut round = 0;

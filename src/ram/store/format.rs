@@ -1,4 +1,4 @@
-//! How an index entry and a record look in memory. Pure: bytes in, values out.
+//! The layout of an index entry and of a record in memory. Pure: bytes in, values out.
 //!
 //! `docs/format.md` has the diagrams; the constants here are tied to each other below.
 
@@ -10,8 +10,8 @@ use rapidhash::v3::{DEFAULT_RAPID_SECRETS, rapidhash_v3_micro_inline};
 pub const HEADER: usize = 10;
 /// The longest record: a block that did not shrink.
 pub const RECORD_MAX: usize = HEADER + BLOCK_SIZE;
-/// The length of a cluster's record is a multiple of this, so that each of its blocks, whether two,
-/// three or four, owns the same whole number of bytes.
+/// The length of a cluster's record is a multiple of this, so that two, three or four owners each
+/// own the same whole number of bytes.
 pub const CLUSTER_UNIT: u32 = 12;
 /// The longest record of a cluster.
 pub const CLUSTER_MAX: usize = 16380;
@@ -33,7 +33,7 @@ const HOT: u64 = 1 << 61;
 /// In an entry of a record: always 0.
 const UNUSED: u64 = 1 << 60;
 const LEN_SHIFT: u32 = OFFSET_BITS + SEGMENT_BITS;
-/// In an entry of a cluster: how many own it, above a shorter length.
+/// In an entry of a cluster: the number of owners minus 1, above a shorter length field.
 const PARTS_SHIFT: u32 = 59;
 
 const _: () = assert!(SEGMENT_MAX as u64 <= 1 << OFFSET_BITS);
@@ -48,7 +48,7 @@ const _: () = assert!((CLUSTER_MAX as u32).is_multiple_of(CLUSTER_UNIT));
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Entry(pub u64);
 
-/// What an [`Entry`] says.
+/// What an [`Entry`] means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Home {
     /// Nothing is stored: the block reads as zeros.
@@ -70,7 +70,7 @@ pub struct Location {
     pub offset: u32,
     /// Bytes of payload, 1 to 4096; of a cluster, up to [`CLUSTER_MAX`] with the header.
     pub len: u32,
-    /// Blocks that own the record if it is a cluster's; 0: it is one block's.
+    /// Blocks that own the record, if it is a cluster; 0 for a record of one block.
     pub parts: u8,
 }
 
@@ -80,7 +80,7 @@ impl Location {
         HEADER as u32 + self.len
     }
 
-    /// What of the record one block owns: all, or its part of a cluster.
+    /// Bytes of the record that one block owns: all, or its part of a cluster.
     pub fn share(self) -> u32 {
         self.record_len() / self.owners()
     }
@@ -92,7 +92,7 @@ impl Location {
 }
 
 impl Entry {
-    /// No entry: what a fresh index is full of.
+    /// No record: the initial content of an index.
     pub const HOLE: Self = Self(0);
     /// A block of written zeros.
     pub const ZERO: Self = Self::same(0);
@@ -117,8 +117,8 @@ impl Entry {
         Self(1 << KIND_SHIFT | u64::from(at.len - 1) << LEN_SHIFT | place)
     }
 
-    /// What the entry says. One that differs in one bit from one that was written never says
-    /// another content: a place is checked by the record there, all else here.
+    /// Decodes the entry. An entry with one flipped bit never decodes to other content: the record
+    /// there checks a place, and this function checks all else.
     pub fn home(self) -> Home {
         let segment = (self.0 >> OFFSET_BITS) as u32 & (SEGMENTS_MAX - 1);
         let offset = self.0 as u32 & ((1 << OFFSET_BITS) - 1);
@@ -140,22 +140,22 @@ impl Entry {
         }
     }
 
-    /// The same, and read since it was made or moved last.
+    /// The same entry, marked as read since it was made or moved last.
     pub fn hot(self) -> Self {
         Self(self.0 | HOT)
     }
 
-    /// Whether it was.
+    /// Whether the block was read since its entry was made or moved last.
     pub fn is_hot(self) -> bool {
         self.0 & HOT != 0
     }
 
-    /// The same, as if it had not been read.
+    /// The same entry, marked as not read.
     pub fn cold(self) -> Self {
         Self(self.0 & !HOT)
     }
 
-    /// The same place, whatever the hot bit says.
+    /// Whether both entries name the same place; the hot bit is ignored.
     pub fn same_place(self, other: Self) -> bool {
         self.0 & !HOT == other.0 & !HOT
     }
@@ -166,18 +166,18 @@ impl Entry {
     }
 }
 
-/// The check of a word that blocks repeat: 29 bits. Each bit of the word changes it.
+/// The check of a word that a block repeats: 29 bits. Each bit of the word changes it.
 const fn same_check(word: u32) -> u64 {
     (word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 35
 }
 
-/// Bytes of payload of a cluster's record of so many units.
+/// Bytes of payload of a cluster's record of `units` [`CLUSTER_UNIT`]s.
 fn cluster_len(units: u32) -> u32 {
     units * CLUSTER_UNIT - HEADER as u32
 }
 
 impl Coding {
-    /// The four bits of a header.
+    /// The coding as the four bits in a header.
     fn code(self) -> u16 {
         match self {
             Self::Raw => 1,
@@ -188,7 +188,7 @@ impl Coding {
         }
     }
 
-    /// The opposite.
+    /// The inverse of [`Coding::code`].
     fn of(code: u16) -> Option<Self> {
         match code {
             1 => Some(Self::Raw),
@@ -206,22 +206,22 @@ impl Coding {
     }
 }
 
-/// The first bytes of a record: what its payload is, whose it is, and whether both are whole.
+/// The first bytes of a record: the coding of its payload, its block, and a check of both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Bytes of payload: see [`Location::len`].
     pub len: u32,
-    /// How they are coded.
+    /// How the payload is coded.
     pub coding: Coding,
-    /// The block that they are a version of, or the first of a cluster's place; below
-    /// [`BLOCKS_MAX`].
+    /// The block that the payload is a version of; of a cluster, the first block of its group.
+    /// Below [`BLOCKS_MAX`].
     pub block: u64,
     /// See [`check_word`].
     pub check: u32,
 }
 
 impl Header {
-    /// As it is in a segment.
+    /// The header's bytes in a segment.
     pub fn encode(self) -> [u8; HEADER] {
         debug_assert!(self.block < BLOCKS_MAX);
         let mut bytes = [0; HEADER];
@@ -231,8 +231,8 @@ impl Header {
         bytes
     }
 
-    /// The opposite of [`Header::encode`]; `None` for a coding that does not exist, such as the 0
-    /// of zeroed memory.
+    /// The inverse of [`Header::encode`]; `None` for a coding that does not exist, such as the 0 of
+    /// zeroed memory.
     pub fn decode(bytes: [u8; HEADER]) -> Option<Self> {
         let [s0, s1, b0, b1, b2, b3, c0, c1, c2, c3] = bytes;
         let shape = u16::from_le_bytes([s0, s1]);
@@ -247,7 +247,7 @@ impl Header {
     }
 
     /// Whether this is the header of `block`'s record in a segment of `sequence`, and `payload` is
-    /// what was written behind it.
+    /// the one that was written with it.
     pub fn fits(self, payload: &[u8], block: u64, sequence: u64) -> bool {
         let digest = digest(payload, self.coding);
         self.len as usize == payload.len()
@@ -255,13 +255,13 @@ impl Header {
             && self.check == check_word(digest, block, sequence)
     }
 
-    /// The header of the same record in another segment. Nothing is computed over the payload: if
-    /// it was damaged it still is, and still known to be.
+    /// The header of the same record in another segment. Does not read the payload: a damaged one
+    /// still does not match its check word after the move.
     pub fn moved(self, from: u64, to: u64) -> Self {
         Self { check: self.check ^ scramble(from) ^ scramble(to), ..self }
     }
 
-    /// Length and coding in one word.
+    /// Length and coding in one 16-bit word.
     fn shape(self) -> u16 {
         let len = match self.coding.parts() {
             0 => self.len,
@@ -272,10 +272,9 @@ impl Header {
     }
 }
 
-/// A hash over a payload (rapidhash, version 3, micro), and its shape: the part of the check word
-/// that does not depend on the place. No CRC, because this is memory: what it has to find is as
-/// likely one wrong bit as a wrong page, and processors without carry-less multiplication take as
-/// long for a CRC as for decompressing.
+/// A hash over a payload (rapidhash, version 3, micro) and its shape: the part of the check word
+/// that does not depend on the place. Not a CRC: in memory a wrong page is as likely as one wrong
+/// bit, and on processors without carry-less multiplication a CRC takes as long as decompressing.
 pub fn digest(payload: &[u8], coding: Coding) -> u32 {
     let shape = payload.len() as u32 | u32::from(coding.code()) << 16;
     // Multiplied so that neighbouring shapes differ in many bits (2^32 divided by the golden
@@ -284,8 +283,8 @@ pub fn digest(payload: &[u8], coding: Coding) -> u32 {
     hash as u32 ^ shape.wrapping_mul(0x9e37_79b9)
 }
 
-/// The check word: the digest, the block's number and the segment's sequence in one, so that
-/// damage, a record of another block, and a record of an earlier lap of the same frame all show.
+/// The check word combines the digest, the block's number and the segment's sequence, so that it
+/// detects damage, a record of another block, and a record of an earlier lap of the same frame.
 pub fn check_word(digest: u32, block: u64, sequence: u64) -> u32 {
     digest ^ block as u32 ^ scramble(sequence)
 }

@@ -3,9 +3,9 @@
 //! A frame is *cold* (no memory behind it), *ready* (memory behind it, unused) or taken. Ready and
 //! taken frames are in the budget.
 //!
-//! Usually the thread that needs a frame gets the frame's memory from the machine. Where the
-//! machine may be waiting for that thread to free memory (swap), a *mempool* of ready frames is
-//! kept instead, and only [`Frames::refill`] asks the machine for any.
+//! Usually the thread that needs a frame gets its memory from the machine. Where the machine may be
+//! waiting for that thread to free memory (swap), a *mempool* of ready frames is kept instead, and
+//! only [`Frames::refill`] asks the machine for memory.
 
 use super::RESERVE_SEGMENTS;
 use crate::error::{Error, Result};
@@ -15,7 +15,7 @@ use crate::remedy;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
-/// The name of their memory file, which has exactly their bytes.
+/// The name of the memory file of the frames, which has exactly their bytes.
 pub const FILE: &str = "frames";
 
 /// All frames of a store.
@@ -25,8 +25,8 @@ pub struct Frames {
     frame_size: usize,
     count: u32,
     free: Mutex<Free>,
-    /// Frames to be kept ready, so that only [`Frames::refill`] asks the machine for memory; 0:
-    /// every taker does.
+    /// Frames to keep ready, so that only [`Frames::refill`] asks the machine for memory; 0: every
+    /// taker does.
     mempool: AtomicUsize,
 }
 
@@ -34,7 +34,7 @@ pub struct Frames {
 struct Free {
     ready: Vec<u32>,
     cold: Vec<u32>,
-    /// Frames from here on were never used.
+    /// Frames from this number on were never used.
     fresh: u32,
 }
 
@@ -47,7 +47,8 @@ impl Frames {
         let frame_size = frame_size as usize;
         let arena = memory.arena(FILE, count as usize * frame_size)?;
         arena.prefer_huge_pages();
-        // Room for all, which costs no memory until it is used: the lists never have to grow.
+        // Room for all frames, so that the lists never grow. The room costs no memory until it is
+        // used.
         let list = || Vec::with_capacity(count as usize);
         let free = Mutex::new(Free { ready: list(), cold: list(), fresh: 0 });
         Ok(Self { arena, frame_size, count, free, mempool: AtomicUsize::new(0) })
@@ -61,11 +62,11 @@ impl Frames {
         self.arena.lock()
     }
 
-    /// Goes on with the frames that another process had taken; the memory of all others goes back
-    /// to the machine.
+    /// Takes over the frames that another process had taken; returns the memory of all others to
+    /// the machine.
     ///
     /// # Errors
-    /// When there are no such frames.
+    /// When a taken frame does not exist.
     pub(super) fn adopt(&self, mut taken: Vec<u32>, budget: &Budget) -> Result<()> {
         taken.sort_unstable();
         let fresh = taken.last().map_or(0, |last| last + 1);
@@ -100,7 +101,7 @@ impl Frames {
         self.mempool.store(mempool, Ordering::Release);
     }
 
-    /// The frames that are to be kept ready; 0 where there is no mempool.
+    /// Frames to keep ready; 0 without a mempool.
     pub fn mempool(&self) -> usize {
         self.mempool.load(Ordering::Acquire)
     }
@@ -125,8 +126,8 @@ impl Frames {
         if has_mempool { None } else { self.warm_up(budget, |bytes| budget.take(bytes, who)) }
     }
 
-    /// A frame beyond the limit, for the cleaner of a store that was taken over so full that no
-    /// frame is left to begin with. The first segment that the cleaner empties pays the frame back.
+    /// A frame beyond the limit, for the cleaner of a store that was taken over too full to have a
+    /// frame left. The first segment that the cleaner empties pays the frame back.
     pub(super) fn lend(&self, budget: &Budget) -> Option<u32> {
         self.warm_up(budget, |bytes| {
             budget.add(bytes);
@@ -134,19 +135,19 @@ impl Frames {
         })
     }
 
-    /// Gets one frame ready if fewer are than are to be kept. `false` when there are enough, or the
-    /// budget or the machine has no memory for another.
+    /// Gets one more frame ready if the mempool is not full. `false` when it is full, or the budget
+    /// or the machine has no memory for another.
     pub fn refill(&self, budget: &Budget) -> bool {
         if self.ready() >= self.mempool() {
             return false;
         }
-        // The first frames are the reserve, and paid for, so the budget need not keep the reserve
-        // free as well. An ordinary taker leaves them alone.
+        // The first frames are the reserve and paid for, so the budget need not keep the reserve
+        // free as well. An ordinary taker leaves these frames alone.
         let frame = self.warm_up(budget, |bytes| budget.take(bytes, Taker::Cleaner));
         frame.map(|frame| self.give(frame)).is_some()
     }
 
-    /// Puts memory behind a cold frame, if `pay` has the budget count it.
+    /// Puts memory behind a cold frame, if `pay` charges the budget for it.
     fn warm_up(&self, budget: &Budget, pay: impl FnOnce(u64) -> bool) -> Option<u32> {
         let size = self.frame_size as u64;
         let frame = {
@@ -167,7 +168,7 @@ impl Frames {
             }
         };
         if self.arena.populate(frame as usize * self.frame_size, self.frame_size).is_err() {
-            // A part of it may have got memory.
+            // A part of the frame may have memory by now.
             self.arena.remove(frame as usize * self.frame_size, self.frame_size);
             self.cool(frame, budget);
             return None;
@@ -191,15 +192,15 @@ impl Frames {
         self.free.lock().ready.push(frame);
     }
 
-    /// Returns the memory of ready frames beyond `keep` of them, and beyond the mempool. Says how
-    /// many frames that were.
+    /// Gives back the memory of ready frames beyond `keep` and beyond the mempool; returns their
+    /// number.
     pub fn trim(&self, budget: &Budget, keep: usize) -> usize {
         self.trim_to(budget, keep.max(self.mempool()))
     }
 
     /// The same, down to `keep` frames even below the mempool, for a caller that needs budget more
     /// than frames. The frames of the cleaner's reserve stay if the budget has no room for the
-    /// reserve beside what is taken: nothing would fit without them either.
+    /// reserve beside what is taken: without them nothing would fit either.
     pub fn trim_to(&self, budget: &Budget, keep: usize) -> usize {
         let size = self.frame_size as u64;
         let surplus = || {
@@ -209,7 +210,7 @@ impl Frames {
             let keep = if is_short { keep.max(RESERVE_SEGMENTS as usize) } else { keep };
             if free.ready.len() > keep { free.ready.pop() } else { None }
         };
-        // One at a time: a list of them would need memory, which the caller is short of.
+        // One at a time: a list of frames would need memory, which the caller is short of.
         let mut trimmed = 0;
         while let Some(frame) = surplus() {
             self.arena.remove(frame as usize * self.frame_size, self.frame_size);
@@ -219,8 +220,8 @@ impl Frames {
         trimmed
     }
 
-    /// Takes back a frame without memory. The frame comes before its bytes: a thread that gets
-    /// bytes for a frame has to find one.
+    /// Takes back a frame without memory. Adds the frame before its bytes: a thread that gets bytes
+    /// for a frame has to find one.
     fn cool(&self, frame: u32, budget: &Budget) {
         self.free.lock().cold.push(frame);
         budget.give(self.frame_size as u64);
@@ -237,8 +238,8 @@ impl Frames {
         self.free.lock().ready.len()
     }
 
-    /// The bytes of a record that is published and whose frame the caller keeps from being reused
-    /// (by an epoch, or by being the only cleaner).
+    /// The bytes of a published record. The caller keeps the frame from being reused, by an epoch
+    /// or as its only cleaner.
     ///
     /// # Panics
     /// When the range leaves the frame; offsets come from checked index entries.
@@ -255,7 +256,7 @@ impl Frames {
     /// Copies `parts`, one after the other, into a reserved range that starts at `offset`.
     ///
     /// # Panics
-    /// When they leave the frame.
+    /// When the parts leave the frame.
     pub fn fill(&self, frame: u32, offset: u32, parts: &[&[u8]]) {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         assert!(offset as usize + len <= self.frame_size, "reservation leaves its frame");

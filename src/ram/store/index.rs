@@ -1,20 +1,21 @@
-//! The index: block number to newest version, 8 bytes a block, in leaves of 512 blocks made on
-//! demand.
+//! The index maps a block's number to its newest version: 8 bytes a block, in leaves of 512 blocks
+//! made on demand.
 //!
-//! The entries are one sparse array in a memory file, so a leaf is a page of it, found without a
+//! The entries are one sparse array in a memory file. A leaf is a page of it, found without a
 //! pointer. Each leaf has a directory word, which says whether the page may be touched and counts
-//! what needs it there.
+//! what needs the page.
 //!
 //! A leaf is *absent* (all holes, or all zeros if it is in the zero map), *present*, or *leaving*
-//! (present no more, but late readers may still look at its zeroed page).
+//! (no longer present, but late readers may still look at its zeroed page).
 //!
 //! Invariants:
-//! - entries change only under their block's stripe lock and while the leaf is retained; all but
-//!   the hot bit, which says nothing about the block;
+//! - entries change only under their block's stripe lock and while the leaf is retained, except for
+//!   the hot bit, which says nothing about the block's content;
 //! - the directory's count is the number of entries that are no holes, plus the retains in force,
 //!   so a leaf whose count is 0 has only holes;
 //! - a leaf in the zero map is absent or leaving;
-//! - one damaged bit makes no block another content, and takes out no leaf that has entries.
+//! - one damaged bit never gives a block other content, and never takes out a leaf that has
+//!   entries.
 
 use super::epoch::{Epochs, Stamp};
 use super::format::Entry;
@@ -30,10 +31,10 @@ use std::ops::Range;
 /// Blocks in a leaf.
 pub const LEAF: u64 = (PAGE / 8) as u64;
 
-/// Either of two bits: memory in which one is damaged loses no leaf.
+/// Either bit means present: one damaged bit loses no leaf.
 const PRESENT: u64 = 3 << 62;
 const LEAVING: u64 = 1 << 61;
-/// The leaf was seen empty and is on the list of those to look at.
+/// The leaf was seen empty and is on the list `Rare::empty`.
 const NOTED: u64 = 1 << 60;
 
 /// The index of one volume.
@@ -45,25 +46,25 @@ pub struct Index {
     leaves: AtomicU64,
     /// Blocks in the zero map; lets the usual case skip the lock.
     zeroed: AtomicU64,
-    /// Blocks that ever went from the zero map to entries of their own.
+    /// Blocks that ever went from the zero map to entries of their own; never shrinks.
     unfolded: AtomicU64,
     blocks_max: u64,
-    /// No leaf is taken out.
+    /// While set, no leaf is taken out.
     kept: AtomicBool,
 }
 
-/// What changes seldom and under one lock.
+/// State that seldom changes, under one lock.
 #[derive(Debug)]
 struct Rare {
     /// Leaves that read as written zeros.
     zeroed: Intervals,
     leaving: Vec<(u64, Stamp)>,
-    /// Leaves that were seen empty.
+    /// Leaves that were seen empty; [`Index::drop_empty`] looks at them.
     empty: Vec<u64>,
 }
 
 impl Rare {
-    /// Lists that hold what usually is on them, so that they seldom grow where memory is short.
+    /// Lists with room for their usual length, so that they seldom grow while memory is short.
     fn new() -> Self {
         const ROOM: usize = 1024;
         let (leaving, empty) = (Vec::with_capacity(ROOM), Vec::with_capacity(ROOM));
@@ -71,7 +72,7 @@ impl Rare {
     }
 }
 
-/// There is no such leaf and no memory to make it.
+/// The leaf is absent, and there is no memory to make it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoMemory;
 
@@ -98,14 +99,14 @@ impl Index {
         })
     }
 
-    /// Makes the leaves of the first `blocks` blocks, and from now on takes none out: no change
-    /// there needs memory any more.
+    /// Makes the leaves of the first `blocks` blocks, and takes no leaf out from now on, so no
+    /// change of these blocks needs memory any more.
     ///
     /// # Errors
     /// [`NoMemory`]; then leaves are taken out as before.
     pub fn keep_all(&self, blocks: u64, budget: &Budget) -> std::result::Result<(), NoMemory> {
         {
-            // A thread that takes leaves out holds this lock: it either has finished or sees the
+            // A thread that takes leaves out holds this lock: it has finished, or will see the
             // flag.
             let _rare = self.rare.lock();
             self.kept.store(true, Ordering::SeqCst);
@@ -118,7 +119,7 @@ impl Index {
         Err(NoMemory)
     }
 
-    /// Takes empty leaves out again.
+    /// Allows empty leaves to be taken out again.
     pub fn let_go(&self) {
         self.kept.store(false, Ordering::SeqCst);
         for leaf in self.directory.present().flatten() {
@@ -135,13 +136,13 @@ impl Index {
         self.directory.lock()
     }
 
-    /// Bytes of leaves: what the budget was charged for the index.
+    /// Bytes of leaves that the budget was charged for.
     pub fn leaf_bytes(&self) -> u64 {
         self.leaves.load(Ordering::Relaxed) * PAGE as u64
     }
 
-    /// Bytes that the directory takes for a device of `blocks`, all of it touched, and of the zero
-    /// map as it is.
+    /// Bytes of the directory for a device of `blocks` blocks, if all of it is touched, and bytes
+    /// of the zero map as it is now.
     pub fn table_bytes(&self, blocks: u64) -> u64 {
         let directory = (blocks.div_ceil(LEAF) * 8).next_multiple_of(PAGE as u64);
         directory + (self.rare.lock().zeroed.ranges() * BYTES_PER_RANGE) as u64
@@ -152,8 +153,8 @@ impl Index {
         self.zeroed.load(Ordering::Relaxed)
     }
 
-    /// Blocks that ever went from the zero map to zero entries of their own, which no counter
-    /// counts.
+    /// Blocks that ever went from the zero map to zero entries of their own; the threads' counters
+    /// do not count them.
     pub fn unfolded_blocks(&self) -> u64 {
         self.unfolded.load(Ordering::Relaxed)
     }
@@ -166,7 +167,7 @@ impl Index {
         Entry(self.entries.get(block as usize).load(Ordering::Acquire))
     }
 
-    /// Whether all of a leaf is absent, so that its blocks need not be looked at one by one.
+    /// Whether a leaf is present. If it is not, its blocks need not be looked at one by one.
     pub fn is_present(&self, leaf: u64) -> bool {
         self.directory.get(leaf as usize).load(Ordering::Acquire) & PRESENT != 0
     }
@@ -176,7 +177,7 @@ impl Index {
         self.zeroed.load(Ordering::Relaxed) != 0 && self.rare.lock().zeroed.contains(block / LEAF)
     }
 
-    /// Goes on with the leaves that another process left, and shows every entry that is no hole.
+    /// Takes over the leaves of another process, and calls `each` for every entry that is no hole.
     /// No other thread uses the index meanwhile.
     pub(super) fn recount(&self, budget: &Budget, mut each: impl FnMut(u64, Entry)) {
         let words: Vec<_> = self.directory.present().collect();
@@ -195,7 +196,7 @@ impl Index {
                 self.rare.lock().empty.push(leaf as u64);
             }
         }
-        // Leaves that were being made, or were on their way out.
+        // Pages of leaves that were being made, or were leaving.
         let pages: Vec<_> = self.entries.present().collect();
         for leaf in pages.into_iter().flat_map(|w| w.start as u64 / LEAF..w.end as u64 / LEAF) {
             if !self.is_present(leaf) {
@@ -205,7 +206,7 @@ impl Index {
         }
     }
 
-    /// Shows every entry that is no hole.
+    /// Calls `each` for every entry that is no hole.
     pub(super) fn each_present(&self, mut each: impl FnMut(u64, Entry)) {
         for leaf in self.directory.present().flatten() {
             if self.is_present(leaf as u64) {
@@ -214,7 +215,7 @@ impl Index {
         }
     }
 
-    /// Shows the entries of a leaf that is there; says how many are no holes.
+    /// Calls `each` for every entry of a present leaf that is no hole; returns their number.
     fn each_in(&self, leaf: u64, each: &mut impl FnMut(u64, Entry)) -> u64 {
         let mut entries = 0;
         for block in leaf * LEAF..(leaf + 1) * LEAF {
@@ -227,7 +228,7 @@ impl Index {
         entries
     }
 
-    /// Keeps the leaf of `block` present until [`Index::release`]; makes it if it is not.
+    /// Keeps the leaf of `block` present until [`Index::release`]; makes the leaf if it is absent.
     ///
     /// # Errors
     /// [`NoMemory`].
@@ -241,25 +242,25 @@ impl Index {
         }
     }
 
-    /// Keeps the leaf of `block` present if it is.
+    /// Keeps the leaf of `block` present if it is; `None` if it is absent.
     pub fn retain_present(&self, block: u64) -> Option<Retained> {
         let word = self.directory.get((block / LEAF) as usize);
         if word.fetch_add(1, Ordering::AcqRel) & PRESENT != 0 {
             return Some(Retained(block / LEAF));
         }
-        // The leaf may have been made and emptied meanwhile, with this +1 in the way of its being
-        // noted.
+        // Another thread may have made and emptied the leaf meanwhile, and this +1 kept it from
+        // being noted as empty.
         self.release(&Retained(block / LEAF), 0);
         None
     }
 
-    /// Makes the leaf of `block` present, if it is not; it stays so until empty leaves are taken
-    /// out. `false` when there is no memory.
+    /// Makes the leaf of `block` present; it stays so until empty leaves are taken out. `false`
+    /// when there is no memory.
     pub fn ensure(&self, block: u64, budget: &Budget) -> bool {
         self.retain(block, budget).map(|leaf| self.release(&leaf, 0)).is_ok()
     }
 
-    /// Gives a leaf back, with the change that was made to the number of its entries.
+    /// Gives a leaf back; `delta` is the change of the number of its entries that are no holes.
     pub fn release(&self, retained: &Retained, delta: i64) {
         let word = self.directory.get(retained.0 as usize);
         let before = word.fetch_add((delta - 1) as u64, Ordering::AcqRel);
@@ -269,7 +270,7 @@ impl Index {
         }
     }
 
-    /// Puts a leaf on the list of those to take out if it is empty and not on it.
+    /// Puts a leaf on the list of leaves to take out, if it is empty and not on the list.
     fn note_empty(&self, leaf: u64) {
         let word = self.directory.get(leaf as usize);
         let noted =
@@ -279,14 +280,14 @@ impl Index {
         }
     }
 
-    /// Replaces an entry; the caller holds the block's stripe lock and the leaf. Returns the old
-    /// one.
+    /// Replaces an entry and returns the old one. The caller holds the block's stripe lock and has
+    /// retained the leaf.
     pub fn swap(&self, _leaf: &Retained, block: u64, entry: Entry) -> Entry {
         Entry(self.entries.get(block as usize).swap(entry.0, Ordering::AcqRel))
     }
 
-    /// Changes an entry's hot bit, unless the entry has changed since it was loaded. The caller is
-    /// pinned since before that, so the leaf's page is still there.
+    /// Changes an entry's hot bit, unless the entry has changed since it was loaded. The caller has
+    /// been pinned since before it loaded the entry, so the leaf's page is still there.
     pub fn warm(&self, block: u64, from: Entry, to: Entry) {
         debug_assert!(from.same_place(to));
         let word = self.entries.get(block as usize);
@@ -305,7 +306,7 @@ impl Index {
         }
     }
 
-    /// Hints nothing, here.
+    /// No prefetch on this architecture.
     #[cfg(not(all(target_arch = "x86_64", not(shuttle))))]
     pub fn prefetch(&self, _block: u64) {}
 
@@ -322,8 +323,8 @@ impl Index {
             return Ok(());
         }
         if state & LEAVING != 0 {
-            // Its page is still there and zero. Take it back from the list; readers see holes
-            // until something is published.
+            // The leaf's page is still there and zero. Take the leaf back from the list; readers
+            // see holes until something is published.
             rare.leaving.retain(|(leaving, _)| *leaving != leaf);
         } else {
             if !budget.take(PAGE as u64, Taker::Ordinary) {
@@ -344,21 +345,21 @@ impl Index {
             self.unfolded.fetch_add(LEAF, Ordering::Relaxed);
             self.change_zeroed(&mut rare, budget, |zeroed| zeroed.remove(leaf..leaf + 1));
         }
-        // Others may be passing through `retain_present` with their +1 and -1, so only bits and
-        // counts are added, nothing is stored.
+        // Other threads may be within `retain_present` with their +1 and -1, so bits and counts are
+        // added, and nothing is stored.
         let flags = PRESENT.wrapping_sub(state & LEAVING);
         word.fetch_add(flags.wrapping_add(entries), Ordering::AcqRel);
         Ok(())
     }
 
-    /// Takes leaves out that were seen to have only holes and still do. Their memory follows when
-    /// every reader of today is gone ([`Index::collect`]).
+    /// Takes out leaves that were noted as empty and still have only holes. Their memory is
+    /// returned when every present reader is gone ([`Index::collect`]).
     pub fn drop_empty(&self, epochs: &Epochs) {
         let mut rare = self.rare.lock();
         while let Some(leaf) = rare.empty.pop() {
             if !self.drop_one(&mut rare, leaf, epochs) {
                 self.directory.get(leaf as usize).fetch_and(!NOTED, Ordering::AcqRel);
-                // It may have become empty again while it still was noted.
+                // It may have become empty again while it was still noted.
                 self.drop_one(&mut rare, leaf, epochs);
             }
         }
@@ -369,7 +370,7 @@ impl Index {
             return false;
         }
         let word = self.directory.get(leaf as usize);
-        // Fails when there are entries or retains in force.
+        // Fails when the leaf has entries or retains in force.
         let leave = |from| {
             word.compare_exchange(from, LEAVING, Ordering::AcqRel, Ordering::Acquire).is_ok()
         };
@@ -381,7 +382,7 @@ impl Index {
         true
     }
 
-    /// Whether the count is right that says so: it may be damaged.
+    /// Whether the leaf really has only holes: the directory's count may be damaged.
     fn has_only_holes(&self, leaf: u64) -> bool {
         let mut blocks = leaf * LEAF..(leaf + 1) * LEAF;
         let is_hole = |word: u64| Entry(word).is_hole();
@@ -390,8 +391,8 @@ impl Index {
             || blocks.all(|b| is_hole(self.entries.get(b as usize).load(Ordering::Relaxed)))
     }
 
-    /// Damages the entry of `block`, or the directory's word for its leaf: flips one bit. For tests
-    /// of detection.
+    /// Flips one bit of the entry of `block`, or of the directory word of its leaf. For tests of
+    /// damage detection.
     pub fn flip_bit(&self, block: u64, bit: u32, directory: bool) {
         let word = match directory {
             true => self.directory.get((block / LEAF) as usize),
@@ -400,8 +401,9 @@ impl Index {
         word.fetch_xor(1 << bit, Ordering::AcqRel);
     }
 
-    /// Makes whole leaves read as written zeros: empty ones leave and are put into the zero map. A
-    /// leaf that a thread writes to at this moment keeps its entries (holes, or what was written).
+    /// Makes whole leaves read as written zeros: takes empty leaves out and puts them into the zero
+    /// map. A leaf that a thread writes to at this moment keeps its entries (holes, or what was
+    /// written).
     pub fn zero(&self, leaves: Range<u64>, epochs: &Epochs, budget: &Budget) {
         let mut rare = self.rare.lock();
         let mut run: Option<Range<u64>> = None;
@@ -418,7 +420,7 @@ impl Index {
         }
     }
 
-    /// Takes whole leaves out of the zero map: they are holes again.
+    /// Takes whole leaves out of the zero map: their blocks are holes again.
     pub fn unzero(&self, leaves: Range<u64>, budget: &Budget) {
         if self.zeroed.load(Ordering::Relaxed) != 0 {
             let mut rare = self.rare.lock();
@@ -426,8 +428,8 @@ impl Index {
         }
     }
 
-    /// Adds a run to the zero map. Where there is no memory for that it stays holes, which read as
-    /// zeros too: zeroing always succeeds.
+    /// Adds a run to the zero map. Without memory for that the run stays holes, which also read as
+    /// zeros: zeroing always succeeds.
     fn add_zeroed(&self, rare: &mut Rare, budget: &Budget, run: Range<u64>) {
         if budget.fits(BYTES_PER_RANGE as u64, Taker::Ordinary) {
             self.change_zeroed(rare, budget, |zeroed| zeroed.insert(run));
@@ -446,13 +448,13 @@ impl Index {
         self.zeroed.store(rare.zeroed.total() * LEAF, Ordering::Relaxed);
     }
 
-    /// Returns the memory of leaves that no reader can look at any more. Says how many.
+    /// Gives back the memory of leaves that no reader can see any more; returns their number.
     pub fn collect(&self, epochs: &Epochs, budget: &Budget) -> usize {
         let mut rare = self.rare.lock();
         if rare.leaving.is_empty() {
             return 0;
         }
-        // In place: the thread that makes room may be unable to allocate.
+        // In place: a thread that makes room may be unable to allocate.
         let horizon = epochs.horizon();
         rare.leaving.sort_unstable_by_key(|(leaf, stamp)| (*stamp >= horizon, *leaf));
         let gone = rare.leaving.partition_point(|(_, stamp)| *stamp < horizon);

@@ -1,12 +1,12 @@
-//! The log's front: where the next record goes.
+//! The log's head: where the next record goes.
 //!
 //! One word holds the open segment, the bytes reserved in it, and whether only the cleaner may
-//! append. [`LogBuffer::reserve`] moves it by compare-and-swap; a reservation belongs to its maker
-//! alone until it is filled. [`LogBuffer::seal`] swaps in the next segment and learns the exact end
-//! of the last, whose range is immutable once `filled == end`.
+//! append. [`LogBuffer::reserve`] moves it by compare-and-swap; only the reserving thread may fill
+//! a reservation. [`LogBuffer::seal`] swaps in the next segment and returns the exact end of the
+//! last one, whose range is immutable once `filled == end`.
 //!
 //! Invariants:
-//! - reservations of one segment are disjoint and lie without gaps in the order of their making;
+//! - reservations of one segment are disjoint, in the order of their making, without gaps;
 //! - nothing is reserved in a segment after it was sealed.
 
 use super::format::{SEGMENT_MAX, SEGMENTS_MAX};
@@ -20,7 +20,7 @@ const NO_SEGMENT: u32 = (1 << 25) - 1;
 const _: () = assert!((SEGMENT_MAX as u64) < 1 << OFFSET_BITS);
 const _: () = assert!(SEGMENTS_MAX < NO_SEGMENT);
 
-/// A range of the log that its maker alone may fill.
+/// A range of the log that only the thread which reserved it may fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// Logical segment.
@@ -31,12 +31,12 @@ pub struct Reservation {
     pub len: u32,
 }
 
-/// Why nothing could be reserved: this segment is full, is the cleaner's, or there is none.
+/// Why nothing could be reserved: this segment is full or the cleaner's, or none is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full(Option<u32>);
 
-/// The head of the log: in cache lines of its own, because every writer changes it, and what lies
-/// beside it is read with every request.
+/// The head of the log. Has cache lines of its own, because every writer changes it, while its
+/// neighbours in memory are read with every request.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct LogBuffer {
@@ -99,8 +99,8 @@ impl LogBuffer {
         (head & CLEANER_ONLY == 0 || cleaner) && len <= self.segment_size - offset_of(head)
     }
 
-    /// Seals the open segment and goes on in `next`. Returns the old segment and its end. Calls are
-    /// serialized by the caller.
+    /// Seals the open segment and goes on in `next`. Returns the old segment and its end. The
+    /// caller serializes calls.
     pub fn seal(&self, next: u32, cleaner_only: bool) -> Option<(u32, u32)> {
         let old = self.head.swap(pack(next, 0, cleaner_only), Ordering::AcqRel);
         (segment_of(old) != NO_SEGMENT).then(|| (segment_of(old), offset_of(old)))

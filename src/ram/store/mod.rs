@@ -1,23 +1,23 @@
-//! How bytes are kept: index, log, segments, codec, and the two ways in: [`Store::commit`] and
-//! [`Store::read`].
+//! How the memory engine keeps bytes: index, log, segments, codec, and the two entry points
+//! [`Store::commit`] and [`Store::read`].
 //!
-//! A write is *check, reserve, fill, publish* under its blocks' stripe lock, so the order of
-//! records in the log is the order of changes to the index, block by block. Compression happens
-//! before, and none of these steps waits for another thread. Reads take no lock: pin an epoch, load
-//! the entry, check and decode the record.
+//! A write is *check, reserve, fill, publish* under its blocks' stripe lock, so for each block the
+//! order of records in the log is the order of changes to the index. Compression happens before
+//! these steps, and none of them waits for another thread. A read takes no lock: it pins an epoch,
+//! loads the entry, checks the record and decodes it.
 //!
-//! The store never makes room. When there is none it says what is missing ([`Blocked`]), and the
+//! The store never makes room. When it lacks room it says what is missing ([`Blocked`]), and the
 //! tier above opens a segment, cleans, or gives up.
 //!
-//! Cold neighbours can be put together into clusters ([`Store::recompress_segment`]), in segments
-//! of their own: those are the only ones whose order says nothing about the order of changes.
+//! [`Store::recompress_segment`] puts cold neighbours together into clusters. Clusters have
+//! segments of their own: the only ones whose order says nothing about the order of changes.
 //!
 //! Invariants:
 //! - a published record is immutable until its segment is freed, and a segment is freed only when
 //!   nothing points into it and every reader of that time is gone;
-//! - at most one stripe lock is held at a time, and nothing is waited for while it is;
-//! - only the thread that has claimed a segment empties it or takes it down, so no other thread
-//!   changes where it is.
+//! - a thread holds at most one stripe lock at a time, and waits for nothing while it holds one;
+//! - only the thread that has claimed a segment empties or spills it, so no other thread changes
+//!   where it is.
 
 mod audit;
 mod clean;
@@ -65,30 +65,30 @@ use std::sync::OnceLock;
 use thread_counters::CounterSet;
 use window::Windows;
 
-/// Stripe locks. Two groups of blocks share one now and then, which costs a wait and nothing else.
+/// Stripe locks. Two groups of blocks may share one, which costs a wait and nothing else.
 const STRIPES: usize = if cfg!(shuttle) { 2 } else { 512 };
 
-/// Segments' worth of memory that only the cleaner may take: one to copy into, and one because a
-/// copy can straddle the end of the first.
+/// Segments' worth of memory that only the cleaner may take: one to copy into, and a second because
+/// a copy can straddle the end of the first.
 pub const RESERVE_SEGMENTS: u64 = 2;
 
-/// What a store is made of.
+/// Sizes and codec of a store.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Blocks that the index can name: up to [`format::BLOCKS_MAX`].
     pub blocks_max: u64,
     /// Bytes in a segment: a power of two.
     pub segment: u32,
-    /// Frames that can ever be in use.
+    /// The most frames that can be in use at once.
     pub frames: u32,
-    /// Slots of the spill device; 0 where there is none.
+    /// Slots of the spill device; 0 without one.
     pub slots: u32,
     /// How blocks are compressed.
     pub algorithm: Algorithm,
 }
 
 impl Shape {
-    /// Bytes of all frames: the most that a limit on memory can be of use for.
+    /// Bytes of all frames: a higher limit on memory is of no use.
     pub fn ram_limit_max(&self) -> u64 {
         u64::from(self.frames) * u64::from(self.segment)
     }
@@ -102,7 +102,7 @@ pub struct Store {
     segments: Segments,
     frames: Frames,
     slots: Slots,
-    /// What was read of slots, where there are any.
+    /// Parts of slots that were read; `None` without slots.
     windows: Option<Windows>,
     log: LogBuffer,
     epochs: Epochs,
@@ -111,9 +111,9 @@ pub struct Store {
     retired: Mutex<Retired>,
     /// Serializes the openings of segments.
     rolling: Mutex<()>,
-    /// What it takes to read clusters: there before there are any.
+    /// Decoders and buffers for reading clusters, made before the first cluster.
     clusters: OnceLock<Pool>,
-    /// Whether reads set hot bits although nothing can go down.
+    /// Whether reads set hot bits although nothing can be spilled.
     watching: AtomicBool,
     budget: Budget,
 }
@@ -122,7 +122,7 @@ pub struct Store {
 #[repr(align(64))]
 struct Stripe(Mutex<()>);
 
-/// What is not needed any more but may still be looked at.
+/// Memory that is not needed any more but that readers may still look at.
 #[derive(Debug)]
 struct Retired {
     segments: Vec<(u32, Stamp)>,
@@ -131,8 +131,8 @@ struct Retired {
 }
 
 impl Retired {
-    /// Room for all of them, which costs no memory until it is used: these lists grow where memory
-    /// is short.
+    /// Lists with room for all segments and frames, so that they never grow while memory is short.
+    /// The room costs no memory until it is used.
     fn new(most: usize) -> Self {
         Self { segments: Vec::with_capacity(most), frames: Vec::with_capacity(most) }
     }
@@ -146,8 +146,8 @@ impl Store {
     pub fn new(memory: &Memory, shape: Shape, limit: u64) -> Result<Self> {
         let stripes: Box<[Stripe]> = (0..STRIPES).map(|_| Stripe::default()).collect();
         let epochs = Epochs::default();
-        // Opening a segment costs its row of the table too, for which the budget is not asked; the
-        // last one that a writer opened before the reserve has one as well.
+        // Each segment also costs its row of the table, for which the budget is not asked: those of
+        // the reserve, and the last one that a writer opened before the reserve.
         let rows = (RESERVE_SEGMENTS + 1) * segment::BYTES_PER_SEGMENT as u64;
         let budget = Budget::new(limit, RESERVE_SEGMENTS * u64::from(shape.segment) + rows);
         budget.add((epochs.memory() + STRIPES * size_of::<Stripe>()) as u64);
@@ -184,8 +184,8 @@ impl Store {
         self.frames.lock()
     }
 
-    /// Makes all tables present that changes of the first `blocks` blocks need, and keeps them so,
-    /// until [`Store::let_go`]: such a change then asks the machine for no memory but frames.
+    /// Makes all tables present that changes of the first `blocks` blocks need, and keeps them
+    /// until [`Store::let_go`]. Until then such a change asks the machine for no memory but frames.
     ///
     /// # Errors
     /// The limit is too low for that, or the machine has no memory.
@@ -198,12 +198,12 @@ impl Store {
         })
     }
 
-    /// Lets empty parts of the index go again.
+    /// Allows the index to drop empty leaves again.
     pub fn let_go(&self) {
         self.index.let_go();
     }
 
-    /// A way in for one thread.
+    /// A session for one thread.
     ///
     /// # Errors
     /// When too many threads have one.
@@ -217,7 +217,7 @@ impl Store {
         })
     }
 
-    /// Ends a session: its numbers stay, its memory goes.
+    /// Ends a session: its counters stay, its memory is given back to the budget.
     pub fn leave(&self, session: &Session) {
         session.leave(self);
     }
@@ -227,12 +227,12 @@ impl Store {
         self.shape.segment
     }
 
-    /// What the store is made of.
+    /// Sizes and codec of the store.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// The limit on memory and what is used of it.
+    /// The limit on memory, and how much of it is used.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
@@ -257,7 +257,7 @@ impl Store {
         &self.slots
     }
 
-    /// The log's front.
+    /// The head of the log.
     pub fn log(&self) -> &LogBuffer {
         &self.log
     }
@@ -267,7 +267,7 @@ impl Store {
         &self.epochs
     }
 
-    /// What is stored, added up over all threads.
+    /// The counters of all threads.
     pub fn counters(&self) -> &CounterSet {
         &self.counters
     }
@@ -282,13 +282,13 @@ impl Store {
         self.index.leaf_bytes() + self.index.table_bytes(blocks) + (fixed + table) as u64
     }
 
-    /// The entry of `block`, as of now.
+    /// The current entry of `block`.
     pub fn entry(&self, session: &Session, block: u64) -> Entry {
         let _pin = session.pin(self);
         self.index.load(block)
     }
 
-    /// Has reads note what was read, although nothing can go down; or not.
+    /// Sets whether reads set hot bits although nothing can be spilled.
     pub fn watch_reads(&self, on: bool) {
         self.watching.store(on, Ordering::Relaxed);
     }

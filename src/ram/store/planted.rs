@@ -9,37 +9,38 @@ pub enum Bug {
     /// Room in the log is reserved before the stripe lock is taken, so log order is not index
     /// order.
     ReserveBeforeLock = 1,
-    /// The cleaner publishes its copy without looking whether the block is still there.
+    /// The cleaner publishes its copy without checking that the block is still there.
     CopyWithoutCheck = 2,
     /// A frame is used again while readers may still be looking at it.
     FreeBeforeReadersLeave = 3,
-    /// A read-modify-write publishes what it made of an old version.
+    /// A read-modify-write publishes data made from an old version.
     ModifyWithoutCheck = 4,
     /// A leaf of the index is taken out although a thread has just retained it.
     DropRetainedLeaf = 5,
-    /// The cleaner takes a record whose death is not counted yet for a damaged one.
+    /// The cleaner judges a segment damaged while the death of one of its records is not counted
+    /// yet.
     JudgeWithoutWaiting = 6,
-    /// A segment that goes down has no place for a moment.
+    /// A segment that is spilled has no place for a moment.
     ForgetFrameFirst = 7,
-    /// What was read of a slot is known by the number of its segment, which comes back.
+    /// A window names its bytes by the segment's number, which is reused, and not by its sequence.
     WindowByNumber = 8,
-    /// A segment that goes down is named in its slot before its bytes are there.
+    /// A spilled segment's slot is named before its bytes are there.
     SpillBeforeWritten = 9,
-    /// What a read of a slot brought is taken for the block's content without looking whether the
-    /// block is still there.
+    /// A promotion appends what a read of a slot brought without checking that the block is still
+    /// there.
     PromoteWithoutCheck = 10,
-    /// A cluster takes the place of blocks without looking whether they still are what it was made
-    /// of.
+    /// A cluster replaces blocks without checking that they are still the versions that it was made
+    /// from.
     PressWithoutCheck = 11,
-    /// A block that changed while its cluster was made owns a part of that for ever.
+    /// A block that changed while its cluster was made owns a part of that cluster forever.
     ForgetPartsThatChanged = 12,
-    /// A cluster that was decoded is known by the number of its segment, which comes back.
+    /// A decoded cluster is known by its segment's number, which is reused, and not by its
+    /// sequence.
     ClusterByNumber = 13,
-    /// A thread that frees what is dead in slots claims a segment as it is after looking at it,
-    /// and not as it was before.
+    /// A thread that frees dead slots claims a segment by the claim word read after its look at the
+    /// segment, and not by the one read before.
     ClaimLate = 14,
-    /// A thread that claims a segment too late, when another one has its number, ends the claim on
-    /// that one.
+    /// A thread whose claim came too late ends the claim on whichever segment has the number now.
     UnclaimWhatever = 15,
 }
 

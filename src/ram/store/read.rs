@@ -1,7 +1,7 @@
 //! Reads: no lock, one copy, every record checked.
 //!
-//! A record that is in a slot is decoded from a window, once the tier above has brought that part
-//! of the slot into it; until then the read stops there.
+//! A record in a slot is decoded from a window, once the tier above has read that part of the slot
+//! into it; until then the read stops there.
 
 use super::format::{Entry, HEADER, Header, Home, Location};
 use super::segment::Place;
@@ -12,42 +12,42 @@ use super::{Session, Store};
 use crate::BLOCK_SIZE;
 use crate::codec::{Codec, fill};
 
-/// A read that did not come to its end.
+/// A read that stopped before its last block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped {
-    /// Blocks that were read before it.
+    /// Blocks that were read before it stopped.
     pub done: usize,
-    /// What is with the next one.
+    /// Why the next block could not be read.
     pub why: Why,
 }
 
 /// Why a read stopped at a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Its record is not what was written. Never served, never zeros.
+    /// Its record is not what was written. Such a record is never served, and never read as zeros.
     Damaged,
     /// Its record is in a slot; read it after [`Store::bring`](super::Store::bring).
     Below(Below),
 }
 
-/// What a block was when it was read. Two that are equal have equal content: an entry alone does
-/// not tell, as a segment's number comes back, with other records at the same places.
+/// The state of a block when it was read. Equal versions have equal content. An entry alone would
+/// not do: a segment's number is reused, with other records at the same places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version {
     pub(super) home: Home,
-    /// Of the segment, 0 for what is in none that exists.
+    /// The segment's sequence; 0 outside of any existing segment.
     pub(super) sequence: u64,
 }
 
 impl Version {
-    /// What of a record it owns, in bytes.
+    /// Bytes of its record that the block owns.
     pub(super) fn share(self) -> u32 {
         if let Home::Record(at) = self.home { at.share() } else { 0 }
     }
 }
 
 impl Store {
-    /// The version that `entry` stands for; the caller is pinned since before it was loaded.
+    /// The version of `entry`; the caller has been pinned since before it loaded the entry.
     pub(super) fn version(&self, entry: Entry) -> Version {
         let home = entry.home();
         let sequence = match home {
@@ -57,16 +57,16 @@ impl Store {
         Version { home, sequence }
     }
 
-    /// Whether a record can be there. An entry is not checked by itself, so where memory is damaged
-    /// it may name a place outside of everything.
+    /// Whether a record can be at `at`. An entry of a record has no check of its own, so damaged
+    /// memory may name a place outside of all segments.
     pub(super) fn may_be(&self, at: Location) -> bool {
         self.segments.has(at.segment) && at.offset + at.record_len() <= self.shape.segment
     }
 
-    /// Reads one block as of some moment during the call. Returns which version that was.
+    /// Reads one block as of some moment during the call. Returns its version.
     ///
     /// # Errors
-    /// [`Stopped`]; then `out` holds nothing of use.
+    /// [`Stopped`]; then the content of `out` is undefined.
     pub fn read(
         &self,
         session: &mut Session,
@@ -77,10 +77,10 @@ impl Store {
     }
 
     /// Reads consecutive blocks, each as of some moment during the call. Returns the version of the
-    /// first. One pin covers the run, so keep it short: it holds back the reuse of memory.
+    /// first. One pin covers the run, so keep it short: the pin delays the reuse of memory.
     ///
     /// # Errors
-    /// [`Stopped`] at the first one that can't be read; the rest is not.
+    /// [`Stopped`] at the first block that cannot be read; later blocks are not read.
     pub fn read_run(
         &self,
         session: &mut Session,
@@ -160,8 +160,8 @@ impl Store {
 }
 
 impl Store {
-    /// Checks the record of a block in a segment of `sequence`, or that of its cluster, and decodes
-    /// it.
+    /// Checks the record of a block or of its cluster, in a segment of `sequence`, and decodes the
+    /// block.
     pub(super) fn unpack(
         &self,
         codec: &mut Codec,
@@ -189,7 +189,7 @@ fn decode(
     header.fits(payload, block, sequence) && codec.decode(header.coding, payload, out)
 }
 
-/// Has the processor fetch all of a record, so that its cache lines come at the same time.
+/// Prefetches all cache lines of a record, so that they arrive at the same time.
 #[cfg(all(target_arch = "x86_64", not(any(miri, shuttle))))]
 fn prefetch(record: &[u8]) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -225,7 +225,7 @@ mod tests {
             let read = store.read(&mut session, 7, &mut [0; BLOCK_SIZE]);
             assert_eq!(read, Err(Stopped { done: 0, why: Why::Damaged }));
             assert_eq!(store.version(damaged).sequence, 0);
-            // Like any other damage it is mended by a write or a discard.
+            // As with any other damage, a write or a discard mends it.
             store.clear(&mut session, 7, 1, false);
             store.read(&mut session, 7, &mut [1; BLOCK_SIZE]).unwrap();
         }

@@ -1,15 +1,15 @@
-//! Recompression: cold neighbours are put together into clusters, in segments that hold nothing
-//! else; and what becomes of a cluster when its segment is cleaned.
+//! Recompression: puts cold neighbours together into clusters, in segments that hold nothing else;
+//! and moves clusters when their segment is cleaned.
 //!
-//! Making one is like any change: what is compressed was read and checked before, without a lock;
-//! then, under the group's stripe lock, each block that still is the version that was read gets its
-//! new entry, and the parts of the others are garbage from the start.
+//! Making a cluster works like any change: its blocks are read, checked and compressed without a
+//! lock. Then, under the group's stripe lock, each block that is still the version that was read
+//! gets its new entry. The parts of the other blocks are garbage from the start.
 //!
-//! A cluster all of whose owners are live is moved as it is. Else it is made anew of those that
-//! are: at most as long as it was, so cleaning never needs more room than it frees. Where that
-//! fails (the rest alone is no shorter), the record is copied and from then on belongs to those
-//! that are left, so that no garbage is counted which cleaning can't get. One that is damaged stays
-//! where it is, and its segment is set aside.
+//! The cleaner moves a cluster unchanged if all of its owners are live. Otherwise it makes a new
+//! cluster of the live ones, at most as long as the old, so cleaning never needs more room than it
+//! frees. If the new cluster would be longer, the cleaner copies the record and gives it to the
+//! live owners alone, so that no garbage is counted that cleaning cannot free. A damaged cluster
+//! stays where it is, and its segment is set aside.
 //!
 //! Invariants:
 //! - a thread is not pinned while it compresses;
@@ -28,10 +28,10 @@ use crate::BLOCK_SIZE;
 use crate::codec::CLUSTER;
 use crate::media::budget::Taker;
 
-/// Records shorter than this have nothing to gain.
+/// Records with payloads shorter than this have nothing to gain.
 const TINY: u32 = 64;
 
-/// What one thread at a time recompresses with, and into.
+/// A cluster builder and the segment that it fills; one thread at a time uses it.
 pub struct Pack {
     builder: ClusterBuilder,
     open: Option<Open>,
@@ -49,27 +49,28 @@ struct Open {
 /// What is recompressed, and when it pays.
 #[derive(Clone, Copy)]
 pub struct How {
-    /// The most bytes that a cluster may have of blocks that take so many apart.
+    /// The most bytes that a cluster may have, given the bytes that its blocks take apart.
     pub most: fn(u32) -> u32,
-    /// Only blocks in segments below this sequence: others were written too lately.
+    /// Only blocks in segments below this sequence: newer ones were written too recently.
     pub before: u64,
-    /// What was read stays, with its neighbours, and what of it is in the segment counts as not
-    /// read from now on; else only what was read itself stays.
+    /// If set, a hot block keeps its whole group as it is, and the group's hot blocks in the
+    /// segment become cold. Otherwise only the hot blocks themselves stay.
     pub cools: bool,
-    /// There is time, which makes clusters a little smaller.
+    /// Uses a higher zstd level: smaller clusters, more time.
     pub thorough: bool,
-    /// After so many groups in a row that did not pay, only one in so many is tried.
+    /// `(patience, retry)`: after `patience` groups in a row that did not pay, only one in `retry`
+    /// is tried.
     pub patience: (u32, u32),
 }
 
-/// What came of trying to recompress a segment.
+/// Result of trying to recompress a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tried {
     /// Blocks that were put into clusters.
     pub blocks: u32,
-    /// Groups of blocks for which it did not pay.
+    /// Groups of blocks for which recompression did not pay.
     pub in_vain: u32,
-    /// Blocks that stay because they were read.
+    /// Blocks that stay as they are because they were read.
     pub hot: u32,
     /// How it ended.
     pub ended: Ended,
@@ -80,13 +81,13 @@ pub struct Tried {
 pub enum Ended {
     /// There is nothing more to try.
     Tried,
-    /// It was told to stop.
+    /// `stop` said so.
     Stopped,
-    /// No segment can be opened for the clusters.
+    /// No segment could be opened for the clusters.
     NoRoom,
 }
 
-/// What came of a group of blocks.
+/// Result of trying a group of blocks.
 enum Group {
     Nothing,
     InVain,
@@ -94,26 +95,26 @@ enum Group {
     Together(u32),
 }
 
-/// What of a group can be put together.
+/// The blocks of a group that can be put together.
 struct Gathered {
     versions: [Option<Version>; CLUSTER],
-    /// What they take apart.
+    /// Bytes that they take apart.
     bytes: u32,
     hot: u32,
 }
 
-/// Whether a record got into the place of others.
+/// Whether a packed record replaced others.
 enum Installed {
-    /// So many blocks are in it.
+    /// This many blocks are in it.
     Done(u32),
-    /// They are not any more what was read.
+    /// The blocks are not the versions any more that were read.
     Changed,
-    /// There is no room for it.
+    /// There is no room for the record.
     Full,
 }
 
 impl Store {
-    /// Makes what it takes to read clusters, if it is not there.
+    /// Makes the memory that reading clusters takes, unless it is there.
     pub fn prepare_clusters(&self) {
         if self.clusters.get().is_none() {
             let pool = Pool::new();
@@ -124,7 +125,7 @@ impl Store {
         }
     }
 
-    /// What it takes to recompress, made now; with what it takes to read clusters.
+    /// Makes the memory that recompression takes, and that for reading clusters.
     pub fn pack(&self) -> Pack {
         self.prepare_clusters();
         let builder = ClusterBuilder::new();
@@ -132,15 +133,15 @@ impl Store {
         Pack { builder, open: None, full: None }
     }
 
-    /// Bytes of memory that [`Store::pack`] takes, about.
+    /// Bytes of memory that [`Store::pack`] takes, approximately.
     pub fn pack_memory(&self) -> u64 {
         let builder = ClusterBuilder::new();
         let pool = self.clusters.get().map_or_else(|| Pool::new().memory(), |_| 0);
         builder.memory() + pool
     }
 
-    /// Recompresses what is cold in a sealed segment that the caller has claimed, together with its
-    /// neighbours wherever those are. Stops early when `stop` says so.
+    /// Recompresses the cold blocks of a sealed segment that the caller has claimed, together with
+    /// their neighbours in any segment. Stops early when `stop` says so.
     pub fn recompress_segment(
         &self,
         session: &Session,
@@ -193,13 +194,13 @@ impl Store {
         tried
     }
 
-    /// Notes that what is left in a segment is not worth trying again.
+    /// Notes that what is left in a segment is not worth another try.
     pub fn give_up_on(&self, segment: u32) {
         self.segments.note_tried(segment);
     }
 
-    /// Seals the segment that is being filled with clusters, if there is one, and it has at least
-    /// one part in `garbage_part` of garbage, or nothing at all. `false` when it has not.
+    /// Seals the segment that is being filled with clusters, if at least one part in `garbage_part`
+    /// of it is garbage, or it is empty. `false` when it is not sealed.
     pub fn seal_pack(&self, pack: &mut Pack, garbage_part: u32) -> bool {
         let Some(Open { segment, offset }) = pack.open else { return false };
         let dead = u64::from(self.segments.dead_bytes(segment));
@@ -211,8 +212,8 @@ impl Store {
         seals
     }
 
-    /// Seals that segment whatever is in it, for a caller that needs its memory. `false` when there
-    /// is none.
+    /// Seals that segment whatever is in it, for a caller that needs its memory. `false` when none
+    /// is being filled.
     pub fn end_pack(&self, pack: &mut Pack) -> bool {
         let was_open = pack.open.is_some();
         self.close(pack);
@@ -229,12 +230,12 @@ impl Store {
         pack.full = self.segments.sealed(segment);
     }
 
-    /// The last segment that was filled with clusters, once.
+    /// The last segment that was filled with clusters; returned once.
     pub fn filled_pack(&self, pack: &mut Pack) -> Option<Sealed> {
         pack.full.take()
     }
 
-    /// Whether a record is still that of its block.
+    /// Whether the index names `at` for `block`.
     fn is_at(&self, session: &Session, block: u64, at: Location) -> bool {
         let _pin = session.pin(self);
         block < self.index.blocks_max() && self.index.load(block).same_place(Entry::record(at))
@@ -281,8 +282,8 @@ impl Store {
         }
     }
 
-    /// Sees to it that a record of `len` bytes fits into the segment that is being filled. `false`
-    /// when there is no room for another.
+    /// Makes sure that a record of `len` bytes fits into the segment that is being filled. `false`
+    /// when there is no room for another segment.
     fn make_open(&self, pack: &mut Pack, len: u32) -> bool {
         if pack.open.is_some_and(|open| len <= self.shape.segment - open.offset) {
             return true;
@@ -301,7 +302,8 @@ impl Store {
         true
     }
 
-    /// Reads what of a group is cold for a segment that is tried, and says what that was.
+    /// Reads the cold blocks of a group into `builder` for the segment that is being tried; returns
+    /// which those are.
     fn gather(
         &self,
         session: &Session,
@@ -326,7 +328,7 @@ impl Store {
             let Some(Place::Frame(frame)) = self.segments.place(at.segment) else { continue };
             if entry.is_hot() {
                 gathered.hot += 1;
-                // Another's turn may come in the same pass.
+                // A hot block of another segment may be reached later in the same pass.
                 if how.cools && at.segment == segment {
                     self.index.warm(block, entry, entry.cold());
                 }
@@ -337,7 +339,7 @@ impl Store {
         if gathered.hot > 0 && how.cools {
             return gathered;
         }
-        // What does not shrink alone would cost the others more than it gains.
+        // A block that does not shrink alone would cost the others more than it gains.
         let raw = |at: &Location| at.parts == 0 && at.len as usize == BLOCK_SIZE;
         let any = found.iter().flatten().any(|(_, _, at, ..)| !raw(at));
         let is_new = found.iter().flatten().any(|(_, _, at, ..)| at.parts == 0 && any != raw(at));
@@ -352,8 +354,8 @@ impl Store {
         gathered
     }
 
-    /// Puts a record that was packed in the place of those of its blocks that still are the
-    /// versions that it was made of, if it pays for what they take.
+    /// Puts a packed record in place of those of its blocks that still are the versions that it was
+    /// made from, if that pays for the bytes that these blocks take.
     fn install(
         &self,
         session: &Session,
@@ -403,7 +405,7 @@ impl Store {
         release(Installed::Done(blocks))
     }
 
-    /// Writes a record that was packed into its reservation.
+    /// Writes a packed record into its reservation.
     fn put(
         &self,
         (builder, packed): (&ClusterBuilder, &Packed),
@@ -415,7 +417,7 @@ impl Store {
         };
         let payload = builder.payload(packed);
         let (len, parts) = (payload.len() as u32, packed.coding.parts());
-        // One that is alone again has its own number.
+        // A record of one block has the number of that block.
         let alone = u64::from(builder.parts().trailing_zeros());
         let block = if parts > 0 { first } else { first + alone };
         let check = check_word(packed.digest, block, self.segments.sequence(room.segment));
@@ -424,7 +426,7 @@ impl Store {
         Location { segment: room.segment, offset: room.offset, len, parts }
     }
 
-    /// The blocks that may be in a record.
+    /// The blocks that may own a record.
     pub(super) fn owners(
         &self,
         header: &Header,
@@ -441,7 +443,7 @@ impl Store {
         each.map(move |n| first + n).filter(move |block| *block < blocks)
     }
 
-    /// The blocks of a cluster that are live, and of those the hot ones, one bit each.
+    /// Bit masks of the cluster's live blocks, and of the hot ones among them.
     fn live_parts(&self, session: &Session, cluster: &Cluster<'_>) -> (u8, u8) {
         let _pin = session.pin(self);
         let (mut live, mut hot) = (0, 0);
@@ -456,8 +458,8 @@ impl Store {
         (live, hot)
     }
 
-    /// Moves the record of a cluster, or what is live of it, if it is one of `which`. `false` when
-    /// there is no room.
+    /// Moves a cluster's record, or its live blocks, if `which` includes it. `false` when there is
+    /// no room.
     pub(super) fn relocate_cluster(
         &self,
         session: &Session,
@@ -469,9 +471,8 @@ impl Store {
             let (live, hot) = self.live_parts(session, cluster);
             let owners = cluster.at.owners();
             let whole = live.count_ones() == owners;
-            // A cluster of a segment that goes down stays in memory only if it is whole and at
-            // least half of its blocks are hot: a thread that takes a segment down compresses
-            // nothing.
+            // A cluster of a segment that is spilled stays in memory only if it is whole and at
+            // least half of its blocks are hot: a thread that spills a segment compresses nothing.
             let goes_down = which == Which::Hot && (!whole || hot.count_ones() * 2 < owners);
             if live == 0 || goes_down {
                 return true;
@@ -489,8 +490,8 @@ impl Store {
         }
     }
 
-    /// Moves a cluster all of whose owners are live, as it is. `None` if its leaf has gone, and so
-    /// has all of it.
+    /// Moves a cluster unchanged, all of whose owners are live. `None` if its leaf is gone, and
+    /// with it all of its blocks.
     fn move_whole(
         &self,
         session: &Session,
@@ -538,7 +539,7 @@ impl Store {
         Some(moved)
     }
 
-    /// Makes a cluster of those of its blocks that are `live`. `None` when it is damaged.
+    /// Makes a new cluster of the `live` blocks of a cluster. `None` when the old one is damaged.
     fn make_anew(
         &self,
         session: &Session,
@@ -558,7 +559,7 @@ impl Store {
         let expect = std::array::from_fn(|n| bit(n).then_some(version));
         let reserve = |len| self.log.reserve(len, who == Taker::Cleaner).ok();
         let builder = (&*builder, &packed);
-        // What was replaced meanwhile must not get into the log behind what replaced it.
+        // A block that was replaced meanwhile must not get into the log behind its replacement.
         let all = live.count_ones() * at.share();
         let pays = |bytes| bytes == all;
         let installed = self.install(session, builder, header.block, &expect, pays, reserve);
@@ -575,7 +576,7 @@ pub(super) struct Cluster<'a> {
     pub(super) at: Location,
     /// All bytes of the segment.
     pub(super) bytes: &'a [u8],
-    /// Of the segment.
+    /// The segment's sequence.
     pub(super) sequence: u64,
 }
 

@@ -1,20 +1,20 @@
-//! The recount: everything that is not in memory files, counted anew from what is.
+//! The recount: restores from the memory files everything that is not in them.
 //!
 //! A process that dies leaves its index, its segment table and its frames as they were between two
-//! instructions. What an index entry names was filled in before the entry was made, so all that was
-//! ever acknowledged is there; what is not named by any entry is garbage. All else (counts, lists,
-//! the head of the log) follows from that.
+//! instructions. A record is filled before an index entry names it, so everything that was ever
+//! acknowledged is there; a record that no entry names is garbage. All else (counts, lists, the
+//! head of the log) follows from that.
 //!
 //! Invariants:
-//! - no entry is changed: what could be read before is read after;
-//! - a segment in which a thread was still writing is sealed behind its last live record, and what
-//!   lies between live records becomes records of nothing, so that the cleaner finds its way.
+//! - no entry is changed: what could be read before can be read after;
+//! - a segment that a thread was still writing is sealed behind its last live record, and the gaps
+//!   between live records become filler records, so that the cleaner can walk the segment.
 //!
-//! What was on its way into a slot is still in its frame, and what is in a slot was there before
-//! the table said so; a slot that no segment names is free.
+//! A segment that was being spilled is still in its frame. A segment in a slot was there before the
+//! table said so. A slot that no segment names is free.
 //!
-//! Not kept, because it changes nothing that is read: that zeroed leaves were zeroed and not never
-//! written, and how often things happened.
+//! Not kept, because no read depends on it: whether a leaf without entries was zeroed or never
+//! written, and the counts of past events.
 
 use super::Store;
 use super::format::{BLOCKS_MAX, HEADER, Header, Home, Location, RECORD_MAX};
@@ -25,10 +25,10 @@ use crate::error::Result;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The shortest record: its header and a byte.
+/// The shortest record: a header and one byte.
 const SHORTEST: u32 = HEADER as u32 + 1;
 
-/// What the index names of one segment.
+/// What the index names in one segment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Live {
     bytes: u32,
@@ -37,7 +37,8 @@ struct Live {
 }
 
 impl Store {
-    /// Brings a store over the memory of another process to what is in it. Before anything else.
+    /// Restores the counts and lists of a store over the memory of another process. Call this
+    /// first.
     ///
     /// # Errors
     /// When the memory contradicts itself.
@@ -78,7 +79,7 @@ impl Store {
         self.frames.adopt(frames, &self.budget)
     }
 
-    /// Seals the segments in which a thread was still writing.
+    /// Seals the segments that a thread was still writing.
     fn mend(&self, left: &[Option<Left>], live: &[Live]) {
         let mut open = BTreeMap::new();
         for (segment, left) in left.iter().enumerate() {
@@ -102,15 +103,15 @@ impl Store {
                 continue;
             };
             records.sort_unstable_by_key(|at| at.offset);
-            // The blocks of a cluster are in the same one.
+            // All blocks of a cluster name the same record.
             records.dedup();
             let whole = self.fill_gaps(*frame, &records);
             self.segments.settle(segment, live[segment as usize].end, whole);
         }
     }
 
-    /// Writes records of nothing between the live ones. `false` when that can't be: then there is
-    /// damage, and the cleaner must not walk here.
+    /// Writes filler records into the gaps between live records. `false` when that is impossible:
+    /// then there is damage, and the cleaner must not walk this segment.
     fn fill_gaps(&self, frame: u32, records: &[Location]) -> bool {
         let mut at = 0;
         for record in records {
@@ -130,7 +131,7 @@ impl Store {
                 return false;
             }
             let longest = RECORD_MAX as u32;
-            // What is left behind this one has to be long enough for another.
+            // The rest behind this record has to be long enough for another.
             let len = match rest.checked_sub(longest) {
                 None | Some(0) => rest,
                 Some(over) => longest - SHORTEST.saturating_sub(over),

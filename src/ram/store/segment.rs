@@ -1,18 +1,18 @@
-//! The segment table: what is known of each logical segment.
+//! The segment table: the state of each logical segment.
 //!
 //! A segment is *free*, *open* (the log appends to it), *sealed* (its end is known; it never
 //! changes again), *spilled* (sealed, and in a slot of the spill device instead of a frame) or
-//! *retired* (emptied, waiting for the last reader). It lives in a memory file, eight words a
-//! segment, so that another process can find the frames and slots again.
+//! *retired* (emptied, waiting for the last reader). The table lives in a memory file, eight words
+//! a segment, so that another process can find the frames and slots again.
 //!
 //! Invariants:
-//! - the way is one way: free, open, sealed, perhaps spilled, retired, free. What is in a slot
-//!   never comes back into a frame of its own: its live records are appended anew;
+//! - the states follow in one order: free, open, sealed, perhaps spilled, retired, free. A spilled
+//!   segment never gets a frame again: its live records are appended anew;
 //! - a slot is named before the frame is forgotten, so a reader that finds no frame finds the slot;
 //! - `dead` only grows while a segment is in use, and reaches `end` exactly when nothing in it is
 //!   live;
-//! - a sealed segment is *settled* once `filled` has reached `end`: only then is it cleaned,
-//!   because a record that is not published yet looks like one that is dead.
+//! - a sealed segment is *settled* once `filled` has reached `end`. Only then is it cleaned,
+//!   because a record that is not published yet looks like a dead one.
 
 use super::format::SEGMENTS_MAX;
 use super::log::Reservation;
@@ -31,29 +31,30 @@ const PLACE: usize = 0;
 const SEQUENCE: usize = 1;
 /// Bytes reserved when it was sealed; 0 until then.
 const END: usize = 2;
-/// Bytes of records that nothing points to any more, and above [`COUNT_SHIFT`], how many those are.
+/// Bytes of records that nothing points to any more; above [`COUNT_SHIFT`], the number of those
+/// records.
 const DEAD: usize = 3;
 /// Bytes of records that are filled in and published.
 const FILLED: usize = 4;
-/// The sequence above one bit, which is set while a cleaner works on it, or a thread takes it down:
-/// a claim is on a segment of one time, and says nothing about the next of that number.
+/// The sequence, above one bit that is set while a cleaner works on the segment or a thread spills
+/// it. The sequence makes a claim hold for one segment only, not for the next with the same number.
 const CLAIMED: usize = 5;
-/// Slot number + 1; 0: none. Above [`COUNT_SHIFT`], how many records are in it, live and dead.
+/// Slot number + 1; 0: none. Above [`COUNT_SHIFT`], the number of records in it, live and dead.
 const SLOT: usize = 6;
 
-/// What is known of its content: [`PACKED`], [`TRIED`].
+/// Notes on its content: [`PACKED`], [`TRIED`].
 const NOTES: usize = 7;
 
-/// It was made of what had been in other segments, whatever was written meanwhile: its place in the
-/// order of segments says nothing about the order of changes.
+/// The segment was made of records of other segments while writes went on: its place in the order
+/// of segments says nothing about the order of changes.
 const PACKED: u64 = 1;
-/// What is left in it was tried to be recompressed.
+/// Recompression of the segment was tried, and what is left is not worth another try.
 const TRIED: u64 = 2;
 
-/// Where a word has a count beside a number.
+/// In words with two numbers: the shift of the count.
 const COUNT_SHIFT: u32 = 32;
 
-/// Bytes of table a segment.
+/// Bytes of the table for one segment.
 pub const BYTES_PER_SEGMENT: usize = STRIDE * 8;
 
 /// The table.
@@ -79,7 +80,7 @@ pub struct Sealed {
     pub segment: u32,
     /// Bytes of records in it.
     pub end: u32,
-    /// How many of them are dead.
+    /// Bytes of dead records.
     pub dead: u32,
     /// Age: lower is older.
     pub sequence: u64,
@@ -94,7 +95,7 @@ pub enum Place {
     Slot(u32),
 }
 
-/// What a segment had that is free now.
+/// The place that a freed segment had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Freed {
     /// Its frame.
@@ -106,19 +107,19 @@ pub struct Freed {
 /// A segment in use, as another process left it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Left {
-    /// Where it is. One that was on its way down still is where it was.
+    /// Where the segment is. A segment whose spill had not ended is still in its frame.
     pub place: Place,
-    /// No thread was writing in it: it is sealed, or set aside.
+    /// No thread was writing to it: the segment is sealed, or set aside.
     pub settled: bool,
 }
 
-/// What [`CLAIMED`] says of a segment of that sequence that is not claimed.
+/// The value of [`CLAIMED`] for an unclaimed segment of this sequence.
 fn generation(sequence: u64) -> u64 {
     sequence << 1
 }
 
 impl Segments {
-    /// A table for as many segments as there are `frames` and `slots`.
+    /// A table with a row for each of `frames` and `slots`.
     ///
     /// # Errors
     /// See [`Words::new`].
@@ -126,7 +127,7 @@ impl Segments {
         let count = frames as usize + slots as usize;
         Ok(Self {
             words: Words::new(memory, "segments", count * STRIDE)?,
-            // Room for all: memory may be short when a segment is freed.
+            // Room for all numbers: memory may be short when a segment is freed.
             ids: Mutex::new(Ids { free: Vec::with_capacity(count), fresh: 0 }),
             next_sequence: AtomicU64::new(1),
             frames,
@@ -154,7 +155,7 @@ impl Segments {
         self.words.populate(0..self.count() as usize * STRIDE)
     }
 
-    /// Segments up to here were used at some time; the others never.
+    /// Segments below this number were used at some time, the others never.
     pub fn used(&self) -> u32 {
         self.ids.lock().fresh
     }
@@ -165,7 +166,7 @@ impl Segments {
         ids.fresh - ids.free.len() as u32
     }
 
-    /// Whether there is such a segment in the table: what a damaged entry names need not be.
+    /// Whether the table has such a segment: a damaged entry may name one beyond its end.
     pub fn has(&self, segment: u32) -> bool {
         segment < self.count()
     }
@@ -174,8 +175,8 @@ impl Segments {
         self.words.get(segment as usize * STRIDE + what)
     }
 
-    /// Makes a free segment of `frame`, and says whether its number was never used before; `None`
-    /// when all numbers are in use.
+    /// Opens a free segment in `frame`. Also returns whether its number was never used before;
+    /// `None` when all numbers are in use.
     pub fn open(&self, frame: u32) -> Option<(u32, bool)> {
         let (segment, fresh) = {
             let mut ids = self.ids.lock();
@@ -214,8 +215,8 @@ impl Segments {
         frame.or_else(|| self.slot(segment).map(Place::Slot))
     }
 
-    /// Says that all bytes of a segment that the caller has claimed are in `slot`, so many records,
-    /// and takes its frame away; what may still be looking at that is the caller's to wait for.
+    /// Notes that all bytes of a claimed segment are in `slot`, with `records` records, and takes
+    /// its frame away. The caller must wait for readers of the frame.
     pub(super) fn spill(&self, segment: u32, slot: u32, records: u32) -> Option<u32> {
         let slot = u64::from(records) << COUNT_SHIFT | (u64::from(slot) + 1);
         let frame = self.frame(segment);
@@ -232,27 +233,27 @@ impl Segments {
         self.next_sequence.load(Ordering::Relaxed)
     }
 
-    /// Notes that a segment, in which there is nothing yet, will be made of others.
+    /// Notes that an empty open segment will be filled with records of other segments.
     pub(super) fn note_packed(&self, segment: u32) {
         self.word(segment, NOTES).fetch_or(PACKED, Ordering::Relaxed);
     }
 
-    /// Whether a segment was made of others.
+    /// Whether a segment was made of records of other segments.
     pub fn is_packed(&self, segment: u32) -> bool {
         self.word(segment, NOTES).load(Ordering::Relaxed) & PACKED != 0
     }
 
-    /// Notes that it does not pay to recompress what is left in a segment.
+    /// Notes that recompressing what is left in a segment does not pay.
     pub(super) fn note_tried(&self, segment: u32) {
         self.word(segment, NOTES).fetch_or(TRIED, Ordering::Relaxed);
     }
 
-    /// Whether it may pay to recompress what is in a segment.
+    /// Whether recompressing a segment may pay.
     pub fn may_shrink(&self, segment: u32) -> bool {
         self.word(segment, NOTES).load(Ordering::Relaxed) == 0
     }
 
-    /// Bytes of records that are published in a segment which is packed and not sealed.
+    /// Bytes of published records in a packed segment that is not sealed.
     pub(super) fn packing(&self, segment: u32) -> Option<u32> {
         let is_open = self.word(segment, END).load(Ordering::Acquire) == 0
             && self.frame(segment).is_some()
@@ -265,12 +266,12 @@ impl Segments {
         self.word(segment, SEQUENCE).load(Ordering::Relaxed)
     }
 
-    /// Notes that a reservation is filled in and its records are published.
+    /// Notes that a reservation is filled and its records are published.
     pub fn filled(&self, r: Reservation) {
         self.word(r.segment, FILLED).fetch_add(u64::from(r.len), Ordering::Release);
     }
 
-    /// Notes that a record of `len` bytes is not pointed to any more. A thread that sees the
+    /// Notes that nothing points to a record of `len` bytes any more. A thread that sees the
     /// segment empty and frees it is ordered after all threads that removed index entries.
     pub fn dead(&self, segment: u32, len: u32) {
         let one = 1 << COUNT_SHIFT | u64::from(len);
@@ -278,13 +279,13 @@ impl Segments {
         debug_assert!(before + len <= super::format::SEGMENT_MAX);
     }
 
-    /// Seals a segment at `end`. An empty one is freed by the caller instead.
+    /// Seals a segment at `end`. The caller frees an empty segment instead.
     pub fn seal(&self, segment: u32, end: u32) {
         self.word(segment, END).store(u64::from(end), Ordering::Release);
     }
 
-    /// Claims the segment, which only the caller may clean then, if it is still the one of
-    /// `sequence`, sealed and settled. Returns what it holds now.
+    /// Claims the segment if it still has `sequence` and is sealed and settled. From then on only
+    /// the caller may clean it. Returns its current content.
     pub fn claim(&self, segment: u32, sequence: u64) -> Option<Sealed> {
         if !self.set_claim(segment, generation(sequence)) {
             return None;
@@ -296,7 +297,7 @@ impl Segments {
         claimed
     }
 
-    /// The same for a segment that is spilled; also says in which slot.
+    /// The same for a spilled segment; also returns its slot.
     pub fn claim_spilled(&self, segment: u32, sequence: u64) -> Option<(Sealed, u32)> {
         if !self.set_claim(segment, generation(sequence)) {
             return None;
@@ -309,20 +310,20 @@ impl Segments {
         claimed
     }
 
-    /// Lets others clean the segment, which the caller has claimed.
+    /// Ends the caller's claim on the segment.
     pub fn unclaim(&self, segment: u32) {
         self.end_claim(segment, self.sequence(segment));
     }
 
-    /// Claims a segment if it is still the one of that time, and not claimed.
+    /// Claims a segment if it still has that generation and is not claimed.
     fn set_claim(&self, segment: u32, generation: u64) -> bool {
         let free = generation & !1;
         let word = self.word(segment, CLAIMED);
         word.compare_exchange(free, free | 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Ends the claim on the segment of that sequence. If there is another of the number by now,
-    /// that one is not the caller's.
+    /// Ends the claim on the segment of that sequence. If the number has a new segment by now, its
+    /// claim is not the caller's and stays.
     fn end_claim(&self, segment: u32, sequence: u64) {
         let (word, free) = (self.word(segment, CLAIMED), generation(sequence));
         if on(Bug::UnclaimWhatever) {
@@ -332,12 +333,12 @@ impl Segments {
         let _ = word.compare_exchange(free | 1, free, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// The segment, if it is sealed and settled, and in a frame.
+    /// The segment, if it is sealed, settled, and in a frame.
     pub fn sealed(&self, segment: u32) -> Option<Sealed> {
         self.settled(segment).filter(|_| self.frame(segment).is_some())
     }
 
-    /// The segment, if it is sealed and settled, and spilled.
+    /// The segment, if it is sealed, settled, and spilled.
     pub fn spilled(&self, segment: u32) -> Option<Sealed> {
         let is_spilled = |_: &_| matches!(self.place(segment), Some(Place::Slot(_)));
         self.settled(segment).filter(is_spilled)
@@ -363,8 +364,8 @@ impl Segments {
         self.unclaimed().filter_map(|segment| self.spilled(segment))
     }
 
-    /// Claims a spilled segment that nothing names any more, also one that was set aside: a record
-    /// is counted dead when it is, whatever became of its bytes.
+    /// Claims a spilled segment that nothing names any more, even one that was set aside: its
+    /// records count as dead whether or not their bytes are damaged.
     pub fn claim_dead_below(&self) -> Option<u32> {
         let is_dead = |segment: &u32| {
             let end = self.word(*segment, END).load(Ordering::Acquire);
@@ -404,7 +405,7 @@ impl Segments {
         self.word(segment, DEAD).load(Ordering::Acquire) as u32
     }
 
-    /// Takes a segment out of cleaning for ever: something in it is damaged.
+    /// Takes a segment out of cleaning for good: something in it is damaged.
     pub fn quarantine(&self, segment: u32) {
         self.word(segment, FILLED).store(u64::MAX, Ordering::Relaxed);
     }
@@ -415,7 +416,8 @@ impl Segments {
         self.word(segment, END).store(0, Ordering::Release);
     }
 
-    /// What another process left: one place a segment that was ever used, in order.
+    /// The place of each segment that another process ever used, in order of number; `None` if
+    /// free.
     ///
     /// # Errors
     /// When rows contradict each other.
@@ -446,7 +448,7 @@ impl Segments {
         Ok(left)
     }
 
-    /// Seals at `end` a segment that a thread was writing. Unless it is `whole`, it is set aside.
+    /// Seals at `end` a segment that a thread was writing. Sets it aside unless it is `whole`.
     pub(super) fn settle(&self, segment: u32, end: u32, whole: bool) {
         let end = u64::from(end);
         let filled = if whole { end } else { u64::MAX };
@@ -454,9 +456,9 @@ impl Segments {
         self.word(segment, FILLED).store(filled, Ordering::Relaxed);
     }
 
-    /// Goes on with what another process left: segments with no live bytes are free, of the others
-    /// what is dead is what is not live (`live` says bytes and records; `all` says how many records
-    /// there are of one that is in a frame). Says which frames are taken, and which slots.
+    /// Takes over the table of another process. Frees segments without live bytes; in the others,
+    /// all that is not live is dead. `live` returns live bytes and records of a segment, `all` the
+    /// number of records of a segment in a frame. Returns the frames and the slots that are taken.
     pub(super) fn adopt(
         &self,
         left: &[Option<Left>],
@@ -502,7 +504,7 @@ impl Segments {
         (frames, slots)
     }
 
-    /// Frees a retired segment that no reader can see any more; says what it had.
+    /// Frees a retired segment that no reader can see any more; returns the place that it had.
     pub fn free(&self, segment: u32) -> Freed {
         let freed = Freed { frame: self.frame(segment), slot: self.slot(segment) };
         self.word(segment, PLACE).store(0, Ordering::Release);

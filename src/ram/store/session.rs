@@ -1,5 +1,5 @@
-//! What one thread needs to use a store: its place in the epochs, its codec, its scratch memory,
-//! its counters. Nothing is allocated after it was made.
+//! The state that one thread needs to use a store: its place in the epochs, its codec, its scratch
+//! memory, its counters. Allocates only when it is made.
 
 use super::epoch::Participant;
 use super::format::RECORD_MAX;
@@ -12,7 +12,7 @@ use crate::codec::Codec;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One thread's way into a [`Store`].
+/// One thread's access to a [`Store`].
 pub struct Session {
     participant: Participant,
     pub(super) codec: Codec,
@@ -22,7 +22,7 @@ pub struct Session {
     pub(super) staged_count: usize,
     pub(super) counters: Arc<ThreadCounters>,
     pub(super) again: Again,
-    /// Time spent waiting for memory; the channel that measures takes it and sets it to zero.
+    /// Time spent waiting for memory; the channel that measures it takes it and sets it to zero.
     pub stalled: Duration,
     memory: u64,
 }
@@ -33,26 +33,26 @@ pub struct Pin<'a> {
     participant: Participant,
 }
 
-/// Blocks that were read once more in a place that is no good for that, such as a slot.
+/// Blocks that were read once more in a slow place: a slot, or a cluster.
 #[derive(Default)]
 pub(super) struct Again {
     blocks: [Option<ReadAgain>; GROUP],
     count: usize,
 }
 
-/// A block that was read once more.
+/// A block that was read once more in a slot or a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadAgain {
-    /// Which.
+    /// The block's number.
     pub block: u64,
-    /// And which version of it.
+    /// The version that was read.
     pub version: Version,
-    /// It is in a slot; else in a cluster in memory.
+    /// Whether it is in a slot; otherwise it is in a cluster in memory.
     pub below: bool,
 }
 
 impl Again {
-    /// Notes a block, where there is room for one more.
+    /// Notes a block; drops it when the list is full.
     pub(super) fn note(&mut self, block: ReadAgain) {
         if let Some(place) = self.blocks.get_mut(self.count) {
             *place = Some(block);
@@ -62,8 +62,7 @@ impl Again {
 }
 
 impl Session {
-    /// A block that was read although it had been read before, and is where reading is dear; each
-    /// of them once.
+    /// Takes a block off the list of those that were read once more where reading is slow.
     pub fn read_again(&mut self) -> Option<ReadAgain> {
         self.again.count = self.again.count.checked_sub(1)?;
         self.again.blocks[self.again.count].take()
@@ -98,7 +97,7 @@ impl Session {
         store.budget.give(self.memory);
     }
 
-    /// Bytes that this session takes.
+    /// Bytes of memory that this session takes.
     pub fn memory(&self) -> u64 {
         self.memory
     }

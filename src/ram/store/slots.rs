@@ -1,28 +1,30 @@
-//! Slots: segment-sized places on a spill device, of which only their numbers and their visits are
-//! known here.
+//! Slots: segment-sized places on a spill device. This module knows only their numbers and when
+//! they were visited.
 //!
-//! Time is what came and went since, in quarters of what memory holds. What is visited again so
-//! late that memory has been turned over meanwhile would not have been there, if it had been
-//! brought back; it would only have driven out what is read next.
+//! The clock counts bytes spilled and read back, in quarters of the memory limit. If a slot is read
+//! again only after memory was turned over, bringing its data back would not have helped: the data
+//! would be gone by now, and would have evicted what is read next.
 //!
 //! Invariant: a slot is free, or taken by a thread that writes to it, or named by one segment.
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Visits so many quarters apart are of what could have been in memory all the time.
+/// Two visits at most this many quarters apart read data that could have stayed in memory
+/// meanwhile.
 const SOON: u16 = 3;
-/// Tells a time from never.
+/// Set in each stored time, to tell it from 0 (never).
 const ROUND: u16 = 1 << 15;
 
 /// All slots of a store.
 #[derive(Debug)]
 pub struct Slots {
-    /// The lowest last.
+    /// Free slots, the lowest number last.
     free: Mutex<Vec<u32>>,
-    /// When each was visited last, and when before that: high and low half. 0: never.
+    /// Times of the last two visits of each slot: the last in the high half, the one before in the
+    /// low half. 0: never.
     visits: Box<[AtomicU32]>,
-    /// Bytes that went down or were read here.
+    /// Bytes that were spilled or read back so far.
     turned: AtomicU64,
 }
 
@@ -36,7 +38,7 @@ impl Slots {
         }
     }
 
-    /// Goes on with the slots that another process had taken.
+    /// Takes over the slots that another process had taken.
     pub(super) fn adopt(&self, mut taken: Vec<u32>) {
         taken.sort_unstable();
         self.free.lock().retain(|slot| taken.binary_search(slot).is_err());
@@ -47,7 +49,7 @@ impl Slots {
         u64::from(self.count()) * (size_of::<u32>() + size_of::<AtomicU32>()) as u64
     }
 
-    /// How many there are.
+    /// How many slots there are.
     pub fn count(&self) -> u32 {
         self.visits.len() as u32
     }
@@ -57,12 +59,12 @@ impl Slots {
         self.free.lock().len() as u32
     }
 
-    /// Takes a free one.
+    /// Takes a free slot.
     pub fn take(&self) -> Option<u32> {
         self.free.lock().pop()
     }
 
-    /// Gives one back.
+    /// Gives a slot back.
     pub fn give(&self, slot: u32) {
         let mut free = self.free.lock();
         debug_assert!(free.len() < self.visits.len(), "a slot too many");
@@ -70,17 +72,17 @@ impl Slots {
         free.push(slot);
     }
 
-    /// Notes that so many bytes went down.
+    /// Notes that `bytes` bytes were spilled.
     pub(super) fn turn(&self, bytes: u32) {
         self.turned.fetch_add(u64::from(bytes), Ordering::Relaxed);
     }
 
-    /// Notes a visit that reads so many `bytes`, where `memory` bytes are above. Says whether the
-    /// one before was so short a time ago that what was read then could have stayed in memory;
-    /// it does when there was none.
+    /// Notes a visit that reads `bytes` bytes, with a limit of `memory` bytes. Returns whether the
+    /// visit before was recent enough that its data could have stayed in memory; `true` without
+    /// one.
     pub(super) fn visit(&self, slot: u32, bytes: u32, memory: u64) -> bool {
         let turned = self.turned.fetch_add(u64::from(bytes), Ordering::Relaxed);
-        // 0 is never; what is as long ago as it takes to come round is long ago.
+        // 0 means never. The clock wraps, so a visit a whole round ago may count as recent.
         let now = (turned / (memory / 4).max(1)) as u16 | ROUND;
         let visits = &self.visits[slot as usize];
         let (last, before) = halves(visits.load(Ordering::Relaxed));

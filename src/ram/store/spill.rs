@@ -1,22 +1,21 @@
-//! What happens to segments on their way into slots, in them, and out of them again. Nothing here
-//! reads or writes a device: the tier above does, with what it is told here.
+//! Spilling segments into slots, reading them there, and bringing records back. Nothing here reads
+//! or writes a device: the tier above does, as this module directs.
 //!
-//! Going down: the thread that has claimed a sealed segment takes a slot, has the frame's bytes
-//! written into it, and only then says so ([`Store::spilled`]); the frame is free when its last
-//! reader is gone. Until then reads find the frame, afterwards the slot, which holds the same
-//! bytes.
+//! Spilling: the thread that has claimed a sealed segment takes a slot, has the frame's bytes
+//! written to it, and only then calls [`Store::spilled`]. The frame is free when its last reader is
+//! gone. Until then reads find the frame, afterwards the slot, which holds the same bytes.
 //!
-//! Reading: a read that comes to a record in a slot stops ([`Below`]). The part that is needed is
-//! read into a window, and the read begins again at that block, from its entry on. The read does
-//! not hold the slot meanwhile: if it was given to another segment, nothing names the one before
-//! any more, and what was read for that is never looked at. So a block that was changed meanwhile
-//! is read as it is now, and whatever a read returns, it found while it was pinned.
+//! Reading: a read that comes to a record in a slot stops ([`Below`]). The tier above reads the
+//! needed part into a window, and the read begins again at that block, from its entry on. The read
+//! does not hold the slot meanwhile. If the slot goes to another segment, nothing names the old
+//! segment any more, and no read looks at the bytes that were read for it. So a block that changed
+//! meanwhile is read as it is now, and a read returns only what it found while it was pinned.
 //!
 //! Coming back: live records are appended to the log like new ones, one by one when they are read a
 //! second time, or all of a slot when it is mostly garbage.
 //!
 //! Invariant: a thread that waits for a device has no epoch pinned, and holds no lock but that of
-//! the window it fills, past which all other readers look.
+//! the window it fills, which all other readers skip.
 
 use super::clean::{Cleaned, Records, Which};
 use super::format::{Entry, HEADER, Home, Location};
@@ -38,25 +37,25 @@ pub struct Below {
     pub slot: u32,
     /// Bytes from the slot's start, a multiple of [`ALIGN`].
     pub from: u32,
-    /// The end of what is needed, and of neighbours that may be wanted next; a multiple of
+    /// The end of the needed bytes and of neighbours that may be wanted next; a multiple of
     /// [`ALIGN`].
     pub to: u32,
-    /// The end of what is needed; a multiple of [`ALIGN`].
+    /// The end of the needed bytes; a multiple of [`ALIGN`].
     needed: u32,
-    /// What the window is known by.
+    /// The name of the window.
     name: u64,
     wish: Wish,
 }
 
 impl Below {
-    /// What is needed of it, without what would be read along; `None` where that is all.
+    /// The needed part alone, without neighbours; `None` where that is all.
     pub fn alone(&self) -> Option<Self> {
         let wish = self.wish.cut(self.needed - self.from);
         (self.needed < self.to).then_some(Self { to: self.needed, wish, ..*self })
     }
 }
 
-/// A segment that is claimed, on its way into a slot that is taken for it.
+/// A claimed segment that is being spilled, and the slot taken for it.
 #[derive(Debug)]
 pub struct Going {
     victim: Sealed,
@@ -64,14 +63,14 @@ pub struct Going {
     slot: u32,
 }
 
-/// How a segment that was asked to go down did.
+/// How the spill of a segment began.
 #[derive(Debug)]
 pub enum Spilled {
-    /// It is to be written.
+    /// The segment has to be written.
     Going(Going),
-    /// Nothing is left in it that would have to be.
+    /// Nothing live is left in the segment; nothing has to be written.
     Emptied,
-    /// There is no slot, or it is damaged.
+    /// There is no free slot.
     Not,
 }
 
@@ -80,9 +79,9 @@ pub enum Spilled {
 pub struct Survey {
     /// Bytes of live records.
     pub live: u32,
-    /// Of those, records that were read since they were made or looked at.
+    /// Bytes of live records that were read since they were made or surveyed.
     pub hot: u32,
-    /// Of the live ones, records of blocks that did not shrink.
+    /// Bytes of live records of blocks that did not shrink.
     pub raw: u32,
 }
 
@@ -122,8 +121,8 @@ impl Store {
         Ok(())
     }
 
-    /// The end of what to read for a block's record, up to `most`: of a stream, everything that
-    /// follows in the slot; else the blocks that follow where their records are not far.
+    /// The end of what to read for a block's record, up to `most`: for a stream, everything that
+    /// follows in the slot; otherwise the following blocks whose records are near.
     fn wanted(&self, block: u64, at: Location, most: u32, is_stream: bool) -> u32 {
         let end = at.offset + at.record_len();
         let least = end.next_multiple_of(ALIGN as u32);
@@ -148,13 +147,13 @@ impl Store {
         end.next_multiple_of(ALIGN as u32)
     }
 
-    /// Has `read` bring a part of a slot, which waits for the device. `false` if it fails.
+    /// Has `read` fill a window with a part of a slot; waits for the device. `false` if that fails.
     pub fn bring(&self, below: &Below, read: impl FnOnce(&mut [u8]) -> bool) -> bool {
         let Below { from, to, name, wish, .. } = *below;
         self.windows.as_ref().is_some_and(|windows| windows.fill(name, from..to, wish, read))
     }
 
-    /// Makes the memory for what is read of slots go with a `limit`; see [`Windows::fit`].
+    /// Resizes the windows to `limit`; see [`Windows::fit`].
     ///
     /// [`Windows::fit`]: super::window::Windows::fit
     pub fn fit_windows(&self, limit: u64) {
@@ -164,13 +163,13 @@ impl Store {
         }
     }
 
-    /// Looks at what is live in a sealed segment in a frame that the caller has claimed, as of some
-    /// moments during the call. With `cool`, its records are not hot any more.
+    /// Counts the live records of a sealed segment in a frame that the caller has claimed, as of
+    /// some moments during the call. With `cool`, makes its hot records cold.
     pub fn survey(&self, session: &Session, sealed: Sealed, cool: bool) -> Survey {
         let mut survey = Survey::default();
         let segment = sealed.segment;
         let Some(frame) = self.segments.frame(segment) else { return survey };
-        // For the index: the claim keeps the frame.
+        // The pin is for the index; the claim keeps the frame.
         let _pin = session.pin(self);
         let bytes = self.frames.bytes(frame, 0, sealed.end);
         for (header, at) in Records::of(segment, bytes) {
@@ -193,9 +192,8 @@ impl Store {
         survey
     }
 
-    /// Begins to take a segment down that the caller has claimed: what is hot of it is appended
-    /// anew first, where there is room; the rest has to be written. If that is
-    /// [`Spilled::Not`], it is not claimed any more.
+    /// Begins to spill a segment that the caller has claimed. Hot records are appended anew first,
+    /// where there is room; the rest has to be written. [`Spilled::Not`] ends the claim.
     pub fn go_down(&self, session: &Session, victim: Sealed, who: Taker) -> Spilled {
         let Some(frame) = self.segments.frame(victim.segment) else {
             unreachable!("who is sealed and claimed has a frame")
@@ -225,15 +223,16 @@ impl Store {
         self.relocate_all(session, bytes, victim.sequence, &mut records, who, Which::Hot);
     }
 
-    /// What to write to the slot of a segment that goes down, from the slot's start on.
+    /// The slot of a segment that is being spilled, and the bytes to write from the slot's start
+    /// on.
     pub fn bytes_of(&self, going: &Going) -> (u32, &[u8]) {
-        // What is behind the end has no meaning, and no thread writes there any more.
+        // Bytes behind the end have no meaning, and no thread writes there any more.
         let len = going.victim.end.next_multiple_of(ALIGN as u32);
         (going.slot, self.frames.bytes(going.frame, 0, len))
     }
 
-    /// Ends what [`Store::go_down`] began: if it is `written`, the segment is in its slot from now
-    /// on; else it stays where it is, and the slot is free.
+    /// Ends what [`Store::go_down`] began. If `written`, the segment is in its slot from now on;
+    /// otherwise it stays in its frame, and the slot is free.
     pub fn spilled(&self, session: &Session, going: Going, written: bool) {
         let Going { victim, frame, slot } = going;
         if written {
@@ -255,7 +254,7 @@ impl Store {
         }
     }
 
-    /// Frees the slots of segments that nothing names any more. Says how many that were.
+    /// Frees the slots of segments that nothing names any more; returns their number.
     pub fn free_dead_slots(&self) -> usize {
         let mut freed = 0;
         while let Some(dead) = self.segments.claim_dead_below() {
@@ -265,8 +264,8 @@ impl Store {
         freed
     }
 
-    /// Empties a spilled segment that the caller has claimed, with its bytes: what is live of it is
-    /// appended anew, and its slot is free when its last reader is gone.
+    /// Empties a spilled segment that the caller has claimed, with its bytes: live records are
+    /// appended anew, and the slot is free when its last reader is gone.
     pub fn take_up(&self, session: &Session, victim: Sealed, bytes: &[u8], who: Taker) -> Cleaned {
         let end = (victim.end as usize).min(bytes.len());
         self.clean_from(session, victim, &bytes[..end], who)

@@ -1,8 +1,7 @@
-//! What is stored, counted by the threads that store it: one set of counters a thread, added up on
-//! demand.
+//! Counters of what is stored: one set for each thread that stores, summed on demand.
 //!
-//! Each number may go below zero in one set (a block written through one channel and discarded
-//! through another); only the sums mean something.
+//! A number may go below zero in one set (a block written through one channel and discarded through
+//! another); only the sums have a meaning.
 
 use super::format::{HEADER, Home};
 use crate::BLOCK_SIZE;
@@ -12,18 +11,18 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 /// Payloads up to this count as good compression (`GoodCompress`): half a block.
 const GOOD_MAX: u32 = BLOCK_SIZE as u32 / 2;
-/// Payloads above this count as none (`NoCompress`): three quarters of a block.
+/// Payloads above this count as incompressible (`NoCompress`): three quarters of a block.
 const POOR_ABOVE: u32 = BLOCK_SIZE as u32 / 4 * 3;
-/// No codec makes a payload this short, other than the 8-byte word of a same-filled block.
+/// No codec makes a payload this short, except for the 8-byte word of a same-filled block.
 const FILL_LEN: u32 = 8;
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// One thread's numbers, or all of them added up.
+        /// The numbers of one thread, or their sum over all threads.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Counts { $($(#[$doc])* pub $name: i64,)* }
 
-        /// The numbers of one thread, written by it alone.
+        /// The numbers of one thread, which alone writes them.
         #[derive(Debug, Default)]
         #[repr(align(128))]
         pub struct ThreadCounters { $($name: AtomicI64,)* }
@@ -38,7 +37,7 @@ macro_rules! counts {
                 })*
             }
 
-            /// The numbers now.
+            /// The current numbers.
             pub fn counts(&self) -> Counts {
                 Counts { $($name: self.$name.load(Ordering::Relaxed),)* }
             }
@@ -59,13 +58,13 @@ counts! {
     same,
     /// Blocks of written zeros.
     zero,
-    /// Stored blocks of at most half their size.
+    /// Stored blocks of at most half a block.
     good,
-    /// Stored blocks of more than three quarters of their size.
+    /// Stored blocks of more than three quarters of a block.
     poor,
-    /// Stored blocks kept as they are.
+    /// Stored blocks that are kept uncompressed.
     raw,
-    /// Blocks ever kept as they are.
+    /// Blocks ever kept uncompressed.
     raw_total,
     /// Bytes of payload in records.
     payload,
@@ -81,25 +80,25 @@ counts! {
     moved_bytes,
     /// Segments emptied by the cleaner.
     cleaned,
-    /// Segments that went down into slots.
+    /// Segments that were spilled.
     spilled,
-    /// Blocks that are in clusters.
+    /// Blocks in clusters.
     clustered,
-    /// What they own of those, in bytes.
+    /// Bytes of clusters that these blocks own.
     cluster_bytes,
     /// Blocks ever recompressed.
     recompressed,
-    /// Bytes that took less by that.
+    /// Bytes saved by recompression so far.
     recompressed_saved,
-    /// Groups of blocks that were tried, and would not have got small enough.
+    /// Groups of blocks that recompression tried without saving enough.
     recompressed_in_vain,
 }
 
 impl Counts {
-    /// Counts a block that came (`by` = 1) or went (−1).
+    /// Counts a block that came (`by` = 1) or went (-1).
     pub fn block(&mut self, home: Home, by: i64) {
         match home {
-            // What it was is unknown, so it stays counted as that.
+            // Its former home is unknown, so the counters keep that.
             Home::Hole | Home::Damaged => {}
             Home::Same(word) => {
                 self.same += by;
@@ -107,7 +106,8 @@ impl Counts {
             }
             Home::Record(at) => {
                 if at.parts > 0 {
-                    // What they share is not told apart: all of it is payload.
+                    // Header and payload of a cluster are not told apart: all of it counts as
+                    // payload.
                     self.payload += by * i64::from(at.share());
                     self.clustered += by;
                     self.cluster_bytes += by * i64::from(at.share());
@@ -139,7 +139,7 @@ pub struct CounterSet {
 }
 
 impl CounterSet {
-    /// Begins with what was counted elsewhere.
+    /// Starts from the counts of another process.
     pub(super) fn begin_with(&self, counts: &Counts) {
         *self.past.lock() += counts;
     }
@@ -158,7 +158,7 @@ impl CounterSet {
         live.retain(|other| !Arc::ptr_eq(other, counters));
     }
 
-    /// All of them, added up.
+    /// The sum over all threads, past and present.
     pub fn sum(&self) -> Counts {
         let live = self.live.lock();
         let mut sum = *self.past.lock();

@@ -1,20 +1,19 @@
-//! What was read of slots: a few windows, which all threads share.
+//! Windows: parts of slots that were read lately, shared by all threads.
 //!
-//! A read that comes to a record in a slot looks for it in the windows. If it is in none, a part of
-//! the slot is brought into the one that was not used for longest. A stream that goes through a
-//! slot, or from one into the next, is known by a window that it has come to the end of, whichever
-//! thread reads: each time it reads on, twice as much is brought, into a window that has room for
-//! that. They are of different sizes, so that one stream can have half of all that there is.
+//! A read that comes to a record in a slot looks for it in the windows. If none has it, the read
+//! brings a part of the slot into the window that was not used for longest. A window whose end a
+//! read has come to marks a stream, whichever thread reads, through a slot or from one slot into
+//! the next. Each time a stream reads on, it brings twice as much, into a window with room for
+//! that. Windows differ in size, so that one stream can have half of all their memory.
 //!
-//! How large they are goes with the limit on memory, roughly: each change of that would otherwise
-//! throw away what was brought.
+//! Their sizes follow the limit on memory roughly: to follow each change would throw away what was
+//! brought.
 //!
 //! Invariants:
-//! - a window names its bytes by the sequence of their segment, which never comes back, so it is
-//!   never out of date;
-//! - a window is locked while it is filled, and other readers do not wait for it then: they look
-//!   past it;
-//! - what was brought stays until a read has looked at it, or it is clear that no read comes.
+//! - a window names its bytes by the sequence of their segment, which is never reused, so a window
+//!   is never out of date;
+//! - a window is locked while it is filled; other readers then skip it and do not wait;
+//! - what was brought stays until a read has looked at it, or no read can be expected any more.
 
 use super::format::{CLUSTER_MAX, HEADER, Location};
 use crate::BLOCK_SIZE;
@@ -24,74 +23,74 @@ use crate::sync::{Mutex, MutexGuard};
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// How many there are at least, and at most.
+/// The least and the most windows.
 const COUNT: Range<usize> = if cfg!(shuttle) { 2..2 } else { 3..6 };
-/// The least that is brought where more than the record follows, and the most.
+/// The least that is brought where more than the record follows.
 const LEAST: u32 = 16 << 10;
-/// See [`LEAST`].
+/// The most that is brought at once.
 const MOST: u32 = 1 << 20;
-/// Which part of the limit on memory they take, as far as the least that is of use is no more.
+/// Windows take one part in this many of the limit on memory, unless the least useful size is more.
 const PART: u64 = 44;
-/// A read so far behind the end of a window goes on from there.
+/// A read less than this far behind the end of a window goes on from that window.
 const NEAR: u32 = 64 << 10;
-/// After so many rounds of waiting, a few milliseconds, no read comes any more for what was
-/// brought: the block that was wanted is elsewhere by now.
+/// Rounds of waiting, a few milliseconds together, after which no read is expected any more for
+/// what was brought: the wanted block is elsewhere by now.
 const PATIENCE: u32 = if cfg!(shuttle) { 2 } else { 100 };
 
 const _: () = assert!(CLUSTER_MAX + 2 * ALIGN <= 2 * LEAST as usize);
 
-/// All of them.
+/// All windows of a store.
 #[derive(Debug)]
 pub(super) struct Windows {
-    /// The largest first; those beyond what there is memory for have none.
+    /// The largest first; windows without memory come last and have size 0.
     windows: Box<[Shared]>,
-    /// Bytes that all of them have room for; locked while that changes.
+    /// Bytes of all windows together; locked while sizes change.
     room: Mutex<usize>,
-    /// The most that one of them is of use for.
+    /// The largest useful size of one window.
     most: usize,
-    /// Bytes that the first of them has room for.
+    /// Bytes of the first, the largest, window.
     largest: AtomicU32,
-    /// Counts uses.
+    /// Counts uses of windows.
     clock: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Shared {
     window: Mutex<Window>,
-    /// A thread waits for the device to fill this one.
+    /// A thread waits for the device to fill this window.
     is_filling: AtomicBool,
 }
 
-/// A part of a segment, as it is in a slot.
+/// A part of a segment, read from its slot.
 struct Window {
     buffer: Buffer,
-    /// The sequence of the segment; 0: there is nothing.
+    /// The sequence of the segment; 0: the window is empty.
     name: u64,
-    /// Which part it is.
+    /// The range of bytes in the segment.
     range: Range<u32>,
-    /// How much would have been brought, if the segment did not end.
+    /// Bytes that would have been brought if the segment did not end.
     reach: u32,
-    /// The block after the last that was read from it.
+    /// The block after the last one that was read from it.
     next: u64,
-    /// When it was used last.
+    /// Time of the last use.
     used: u64,
-    /// No read has looked at what was brought.
+    /// No read has looked at the bytes yet.
     awaited: bool,
 }
 
-/// What is to be read of a slot for a record, and where to.
+/// What to read of a slot for a record, and into which window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wish {
     /// The most to bring, in bytes.
     pub most: u32,
-    /// It goes on where the last one ended: what follows in the slot is wanted too.
+    /// The read goes on where the last one ended: what follows in the slot is wanted too.
     pub is_stream: bool,
-    /// The window that has served.
+    /// The window that the stream has used so far.
     place: Option<usize>,
 }
 
 impl Wish {
-    /// The same for so many bytes and nothing behind them.
+    /// The same wish for `most` bytes and nothing behind them.
     pub(super) fn cut(self, most: u32) -> Self {
         Self { most, is_stream: false, ..self }
     }
@@ -104,9 +103,9 @@ impl std::fmt::Debug for Window {
 }
 
 impl Windows {
-    /// Empty ones, for slots of segments of `segment` bytes, below a `limit` on memory.
+    /// Empty windows for slots of `segment` bytes, below a `limit` on memory.
     pub(super) fn new(segment: u32, limit: u64) -> Self {
-        // A record that begins in a page and ends in another needs both.
+        // A record that begins in one page and ends in another needs both.
         let most = MOST.min(segment).max(2 * LEAST) as usize;
         let sizes = sizes((limit / PART) as usize, 2 * LEAST as usize..most);
         let shared = |len: &usize| Shared {
@@ -119,9 +118,9 @@ impl Windows {
         Self { windows, room, most, largest, clock: AtomicU64::new(1) }
     }
 
-    /// Resizes the windows to what a `limit` asks for, if they are at least twice or at most half
-    /// as large, and `take` has the bytes for those that grow. They lose their contents then. Waits
-    /// for threads that hold a window. Says by how many bytes they shrank.
+    /// Resizes the windows to what a `limit` asks for, if that is at least twice or at most half of
+    /// their size, and `take` has the bytes for growth. Resized windows lose their contents. Waits
+    /// for threads that hold a window. Returns the bytes by which the windows shrank.
     pub(super) fn fit(&self, limit: u64, take: impl Fn(u64) -> bool) -> u64 {
         let sizes = sizes((limit / PART) as usize, 2 * LEAST as usize..self.most);
         let mut room = self.room.lock();
@@ -132,7 +131,7 @@ impl Windows {
         }
         *room = wanted;
         for (shared, len) in self.windows.iter().zip(&sizes) {
-            // Memory is asked for and given back without the lock of the window.
+            // Memory is allocated and freed without the lock of the window.
             let mut other = Window::new(*len);
             std::mem::swap(&mut *shared.window.lock(), &mut other);
         }
@@ -145,8 +144,8 @@ impl Windows {
         *self.room.lock()
     }
 
-    /// Has `work` look at the record of `block`, if a window has it. What `work` finds damaged is
-    /// forgotten: the device may say something else next time.
+    /// Passes the record of `block` to `work` if a window has it. Drops the window if `work` finds
+    /// the record damaged: the device may return something else next time.
     pub(super) fn look(
         &self,
         name: u64,
@@ -186,8 +185,8 @@ impl Windows {
         self.largest.load(Ordering::Acquire)
     }
 
-    /// Has `fill` bring a part of the segment `name` into a window, or as much of it as fits in one
-    /// that is free. `false` if it fails, and nothing is there.
+    /// Has `fill` read a part of the segment `name` into a window, or as much of it as fits into a
+    /// free one. `false` if it fails; then the window is empty.
     pub(super) fn fill(
         &self,
         name: u64,
@@ -200,7 +199,7 @@ impl Windows {
             if let Some(found) = self.choose((range.end - range.start) as usize, wish, round) {
                 break found;
             }
-            // More threads than windows: the threads that hold one wait for the device only.
+            // More threads than windows: the threads that hold one wait only for the device.
             crate::sync::rest(round);
             round = round.saturating_add(1);
         };
@@ -220,10 +219,10 @@ impl Windows {
         filled
     }
 
-    /// The window that the wish is about, if it has room for `len` bytes; or else, of those that
-    /// have, the one that was not used for longest; or else the largest. Those that a read is about
-    /// to look at only if that takes too long: else readers would take what they have brought from
-    /// each other, again and again.
+    /// The window of the wish, if it has room for `len` bytes; else, of those with room, the one
+    /// that was not used for longest; else the largest. Skips windows that a read is about to look
+    /// at, until that takes too long: otherwise readers would take from each other what they have
+    /// brought, again and again.
     fn choose(
         &self,
         len: usize,
@@ -244,8 +243,8 @@ impl Windows {
     }
 }
 
-/// How large the windows are, each in bytes in the `range`: in all about `all`, half of what is
-/// left each, but so that there are enough. Those that are too many have none.
+/// Sizes of the windows in bytes, each in `range`, about `all` together. Each window gets half of
+/// what is left, but leaves enough for the least number of windows. The rest have size 0.
 fn sizes(all: usize, range: Range<usize>) -> Vec<usize> {
     let mut sizes = Vec::with_capacity(COUNT.end);
     let mut left = all;
@@ -261,7 +260,7 @@ fn sizes(all: usize, range: Range<usize>) -> Vec<usize> {
 }
 
 impl Shared {
-    /// The window, unless it is being filled. A thread that has it otherwise waits for nothing.
+    /// The window, unless it is being filled. A thread that holds it otherwise waits for nothing.
     fn lock_filled(&self) -> Option<MutexGuard<'_, Window>> {
         let mut round = 0;
         loop {
@@ -278,7 +277,7 @@ impl Shared {
 }
 
 impl Window {
-    /// With room for so many bytes, and nothing in it.
+    /// An empty window of `len` bytes.
     fn new(len: usize) -> Self {
         Self {
             buffer: Buffer::new(len),
@@ -299,7 +298,7 @@ impl Window {
     }
 
     /// Whether a read of `block`, `offset` bytes into the segment `name`, goes on where reads of
-    /// this window have come to.
+    /// this window ended.
     fn ends_before(&self, name: u64, block: u64, offset: u32) -> bool {
         let behind = self.name == name
             && offset + ALIGN as u32 >= self.range.end
@@ -343,7 +342,7 @@ mod tests {
             bring(&windows, 7, end..end + most, wish);
             end += most;
         }
-        // Into the next slot, by the number of the block.
+        // Into the next slot, recognized by the number of the block.
         assert_eq!(windows.look(7, (90, at(end - 200)), |_| true), Some(true));
         assert!(windows.wish(9, (91, at(500_000)), 1).is_stream);
         assert!(!windows.wish(9, (92, at(500_000)), 1).is_stream);
@@ -366,7 +365,7 @@ mod tests {
         assert_eq!(kib(128), [64 << 10, 32 << 10, 32 << 10]);
         assert_eq!(kib(110), [44 << 10, 32 << 10, 32 << 10]);
         assert_eq!(kib(0), [least; 3]);
-        // Where all large ones are taken, less is brought.
+        // Where all large windows are taken, less is brought.
         let windows = Windows::new(1 << 20, PART * (1536 << 10));
         let all: Vec<_> = windows.windows[..2].iter().map(|shared| shared.window.lock()).collect();
         bring(&windows, 7, 0..MOST, Wish { most: MOST, is_stream: true, place: None });
@@ -391,7 +390,7 @@ mod tests {
         assert_eq!(windows.fit(1 << 20, |_| false), (before - least) as u64);
         assert_eq!((memory(&windows), windows.largest()), (least, 2 * LEAST));
         assert!(windows.look(7, (10, at(0)), |_| true).is_none());
-        // Those that have no room are not taken for one that has.
+        // A window of size 0 is not taken for one that has room.
         let all: Vec<_> = windows.windows[..2].iter().map(|shared| shared.window.lock()).collect();
         bring(&windows, 8, 0..LEAST, Wish { most: LEAST, is_stream: true, place: Some(4) });
         assert_eq!(windows.windows[2].window.lock().name, 8);
@@ -447,7 +446,7 @@ mod tests {
         bring(&windows, 99, 0..LEAST, windows.wish(99, (9, at(0)), 1));
         let has = |name| windows.look(name, (1, at(0)), |_| true).is_some();
         assert!(has(1) && has(99) && !has(2));
-        // What is damaged, or could not be read, is not there.
+        // Nothing damaged, and nothing that could not be read, is in a window.
         assert_eq!(windows.look(1, (1, at(0)), |_| false), Some(false));
         assert!(!has(1));
         let wish = windows.wish(50, (9, at(900_000)), 1);

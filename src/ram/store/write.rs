@@ -10,10 +10,11 @@ use crate::BLOCK_SIZE;
 use crate::GROUP;
 use crate::codec::{Coding, Encoded};
 
-/// A block that is encoded and waits to be committed.
+/// A block that is encoded and not committed yet.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Staged {
-    /// `None`: a record of `record_len` bytes, in the session's scratch memory.
+    /// The repeated word; `None` for a record of `record_len` bytes in the session's scratch
+    /// memory.
     same: Option<u32>,
     record_len: u32,
     coding: Option<Coding>,
@@ -23,29 +24,29 @@ pub(super) struct Staged {
 /// Why a commit stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocked {
-    /// The open segment has no room for the next record, of so many bytes: open another.
+    /// The open segment has no room for the next record, of this many bytes: open another segment.
     Segment(u32),
     /// No memory for a leaf of the index.
     Leaf,
-    /// The block is not any more what the caller read.
+    /// The block is not the version any more that the caller read.
     Changed,
 }
 
 /// How far a commit came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Blocks that are published, counted from the first staged one.
+    /// Blocks that are published, counted from the first staged block.
     pub done: usize,
-    /// What stopped it, if it did not come to the end.
+    /// What stopped the commit; `None` when all blocks are published.
     pub blocked: Option<Blocked>,
 }
 
 impl Store {
-    /// Encodes up to [`GROUP`] blocks into the session's scratch memory, in place of what was
-    /// staged.
+    /// Encodes up to [`GROUP`] blocks into the session's scratch memory, and replaces what was
+    /// staged before.
     ///
     /// # Panics
-    /// When there are more.
+    /// When there are more than [`GROUP`] blocks.
     pub fn stage(&self, session: &mut Session, blocks: &[[u8; BLOCK_SIZE]]) {
         assert!(blocks.len() <= GROUP, "more than a group of blocks");
         let Session { codec, scratch, staged, staged_count, .. } = session;
@@ -65,9 +66,9 @@ impl Store {
     }
 
     /// Commits the staged blocks from number `skip` on as the blocks from `first + skip` on. With
-    /// `expect`, only if the (single) block is still that version.
+    /// `expect`, commits only if the (single) block is still that version.
     ///
-    /// Blocks are published in ascending order; each is old or new at any time, never half.
+    /// Blocks are published in ascending order; a reader sees each block old or new, never half.
     pub fn commit(
         &self,
         session: &mut Session,
@@ -126,8 +127,8 @@ impl Store {
         Progress { done, blocked }
     }
 
-    /// Reserves room for as many staged blocks from `from` on as fit into the open segment: all of
-    /// them, usually. `None` when not even the first fits.
+    /// Reserves room for as many staged blocks from `from` on as fit into the open segment, usually
+    /// all. `None` when not even the first fits.
     fn reserve_some(&self, session: &Session, from: usize) -> Option<(usize, Option<Reservation>)> {
         let staged = &session.staged[from..session.staged_count];
         let mut n = staged.len();
@@ -177,7 +178,7 @@ impl Store {
         }
     }
 
-    /// Counts that a block went from one home to another.
+    /// Counts that a block's home changes from `old` to `new`.
     pub(super) fn account(&self, counts: &mut Counts, old: Home, new: Home) {
         if let Home::Record(at) = old
             && self.segments.has(at.segment)
@@ -191,8 +192,8 @@ impl Store {
         }
     }
 
-    /// Makes `count` blocks from `first` on holes, or written zeros with `zeros`; all of one group.
-    /// Needs no memory: where there is no leaf, blocks stay holes.
+    /// Makes `count` blocks from `first` on holes, or written zeros with `zeros`. All belong to one
+    /// group. Needs no memory: in an absent leaf, blocks stay holes.
     pub fn clear(&self, session: &mut Session, first: u64, count: usize, zeros: bool) {
         debug_assert!(count <= GROUP);
         let _pin = session.pin(self);

@@ -1,7 +1,7 @@
-//! Making a loop device on a file, and growing it.
+//! Attaches a loop device to a file, and grows it.
 //!
-//! Invariants: the device has direct I/O or is not made at all; it has the partitions of its own
-//! content and none of an earlier user's; no descriptor of it is kept.
+//! Invariants: the device has direct I/O or is not attached at all; it has the partitions of its
+//! own content and none of an earlier user; no descriptor of it is kept.
 
 use super::{backing_file, detach, held, open, partitions, require_backing, sys};
 use crate::error::{Context, Error, Result};
@@ -23,12 +23,12 @@ const LOOP_CTL_GET_FREE: Opcode = 0x4C82;
 const LO_FLAGS_PARTSCAN: u32 = 8;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 
-/// How long a free loop device may be in use by something else.
+/// How long a free loop device may be in use by another process.
 const FREE_WAIT: Duration = Duration::from_secs(5);
-/// How often it is tried.
+/// Interval between attempts.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// Major number of all loop devices (a fixed one: `LOOP_MAJOR`).
+/// Major number of all loop devices (fixed: `LOOP_MAJOR`).
 const LOOP_MAJOR: u32 = 7;
 
 /// `struct loop_config` of the kernel's ABI.
@@ -42,7 +42,7 @@ struct LoopConfig {
 
 const _: () = assert!(size_of::<LoopConfig>() == 304);
 
-/// `LOOP_CTL_GET_FREE`: the number of a free device is what the call returns.
+/// `LOOP_CTL_GET_FREE`: the call returns the number of a free device.
 struct GetFree;
 
 // SAFETY: the opcode takes no argument and touches no memory of ours; the return value is the
@@ -64,13 +64,13 @@ unsafe impl Ioctl for GetFree {
     }
 }
 
-/// Opens `/dev/loop-control`, which makes and finds devices.
+/// Opens `/dev/loop-control`, which makes and finds loop devices.
 pub(crate) fn open_control() -> rustix::io::Result<OwnedFd> {
     rustix::fs::open("/dev/loop-control", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Shows `file` as a block device with blocks of `block_size` bytes, direct I/O, and the partitions
-/// that are in it, and says which.
+/// Attaches a loop device to `file`, with blocks of `block_size` bytes, direct I/O, and the
+/// partitions in the file. Returns the path of the device.
 pub(crate) fn attach(file: &Path, block_size: u32) -> Result<PathBuf> {
     let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
     let opened = rustix::fs::open(file, flags, Mode::empty())
@@ -78,7 +78,7 @@ pub(crate) fn attach(file: &Path, block_size: u32) -> Result<PathBuf> {
     let control = open_control().context("cannot open /dev/loop-control")?;
     let deadline = Instant::now() + FREE_WAIT;
     loop {
-        // SAFETY: `GetFree` describes this opcode truly (see its implementation).
+        // SAFETY: `GetFree` implements this opcode correctly (see its implementation).
         let number =
             unsafe { ioctl(&control, GetFree) }.context("cannot get a free loop device")?;
         let device = node_of(number)?;
@@ -87,7 +87,7 @@ pub(crate) fn attach(file: &Path, block_size: u32) -> Result<PathBuf> {
                 require_direct(&device, file)?;
                 return Ok(device);
             }
-            // Something else takes the same free device; then there is another one. Or a partition
+            // Another process has taken this free device, and there is another one; or a partition
             // of an earlier user is in use.
             Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(RETRY),
             Err(Errno::BUSY) => return Err(held(&device)),
@@ -103,7 +103,7 @@ pub(crate) fn attach(file: &Path, block_size: u32) -> Result<PathBuf> {
     }
 }
 
-/// The node of loop device `number`, made when nothing else (devtmpfs, udev) makes it.
+/// The node of loop device `number`; made here if nothing else (devtmpfs, udev) makes it.
 fn node_of(number: u32) -> Result<PathBuf> {
     let path = PathBuf::from(format!("/dev/loop{number}"));
     if !path.exists() {
@@ -129,13 +129,13 @@ fn configure(
     name: &Path,
     block_size: u32,
 ) -> rustix::io::Result<()> {
-    // While it is claimed nothing else attaches it.
+    // While this process claims the device, no other process attaches it.
     let flags = OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
     let node = rustix::fs::open(device, flags, Mode::empty())?;
     if backing_file(device).is_some() {
         return Err(Errno::BUSY);
     }
-    // Those of an earlier user.
+    // Partitions of an earlier user.
     partitions::remove(&node, device).map_err(|_| Errno::BUSY)?;
     let mut info = LoopInfo::ZERO;
     info.flags = LO_FLAGS_DIRECT_IO | LO_FLAGS_PARTSCAN;
@@ -149,8 +149,8 @@ fn configure(
     unsafe { ioctl(&node, Setter::<LOOP_CONFIGURE, LoopConfig>::new(config)) }
 }
 
-/// Direct I/O that the kernel quietly declined would keep every block twice and could deadlock when
-/// memory is short.
+/// Without direct I/O, which the kernel may decline silently, every block would be kept twice, and
+/// the device could deadlock when memory is short.
 fn require_direct(device: &Path, file: &Path) -> Result<()> {
     let dio = sys(device).join("loop/dio");
     if std::fs::read_to_string(dio).is_ok_and(|t| t.trim() == "1") {
@@ -164,10 +164,10 @@ fn require_direct(device: &Path, file: &Path) -> Result<()> {
     .hint("use --export nbd"))
 }
 
-/// Makes the device as large as its file is now.
+/// Grows the device to the present size of its file.
 pub(crate) fn grow(device: &Path, file: &Path) -> Result<()> {
     require_backing(device, file)?;
-    // Fetches the size into the kernel, from where the loop device takes it.
+    // Makes the kernel fetch the file's size, which the loop device then takes.
     std::fs::metadata(file).context(format!("cannot stat {}", file.display()))?;
     let node =
         open(device, OFlags::empty()).context(format!("cannot open {}", device.display()))?;

@@ -1,10 +1,9 @@
-//! Loop devices: making one on a file, growing it, and taking one off its file, whichever
-//! process attached it. Every call here may wait for requests of the file.
+//! Loop devices: attaching one to a file, growing it, and detaching it, whichever process attached
+//! it. Every call here may wait for requests to the file.
 //!
-//! Invariants: no descriptor of a loop device is kept, so a dead process leaves nothing that keeps
-//! it attached; before anything is changed on a device, the file behind it must be the expected
-//! one; detaching first claims the device exclusively, so that it can't be mounted meanwhile; a
-//! device that is detached has no partitions.
+//! Invariants: no descriptor of a loop device is kept, so a dead process does not keep it attached;
+//! a device is changed only if its backing file is the expected one; a detach first claims the
+//! device exclusively, so that it can't be mounted meanwhile; a detached device has no partitions.
 
 mod attach;
 mod partitions;
@@ -30,10 +29,11 @@ const LOOP_SET_STATUS64: Opcode = 0x4C04;
 
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 
-/// How long a detach waits for processes that only look (udev, blkid); then they count as holders.
+/// How long a detach waits for processes that only probe (udev, blkid); later they count as
+/// holders.
 const PROBE_WAIT: Duration = Duration::from_secs(1);
 
-/// How long the kernel may take to detach once it was told to.
+/// How long the kernel may take to detach.
 const DETACH_WAIT: Duration = Duration::from_secs(5);
 
 /// The default readahead of a loop device, in KiB (Linux: `VM_READAHEAD_PAGES`).
@@ -41,11 +41,11 @@ const USUAL_READ_AHEAD: &str = "128";
 
 /// Opens a device to control it.
 fn open(device: &Path, extra: OFlags) -> rustix::io::Result<OwnedFd> {
-    // Read-only: closing a descriptor that could write makes udev look at the device again.
+    // Read-only: closing a writable descriptor makes udev probe the device again.
     rustix::fs::open(device, OFlags::RDONLY | OFlags::CLOEXEC | extra, Mode::empty())
 }
 
-/// Fails unless `device` shows `file`.
+/// Fails unless the backing file of `device` is `file`.
 fn require_backing(device: &Path, file: &Path) -> Result<()> {
     match backing_file(device) {
         Some(b) if b == file => Ok(()),
@@ -59,11 +59,11 @@ fn require_backing(device: &Path, file: &Path) -> Result<()> {
     }
 }
 
-/// Detaches `device` from its file, after a short wait for processes that only look at it (udev,
-/// blkid). Dirty pages of the page cache are written first.
+/// Detaches `device` from its file, after a short wait for processes that only probe it (udev,
+/// blkid). Writes dirty pages of the page cache first.
 ///
 /// # Errors
-/// The device shows another file, or is held (then it stays attached): the text names a holder.
+/// The device has another backing file; or it is held and stays attached: the text names a holder.
 pub(crate) fn detach(device: &Path, file: &Path) -> Result<()> {
     require_backing(device, file)?;
     let node = claim(device, Instant::now() + PROBE_WAIT)?;
@@ -76,11 +76,12 @@ pub(crate) fn detach(device: &Path, file: &Path) -> Result<()> {
     let deadline = Instant::now() + DETACH_WAIT;
     // SAFETY: LOOP_CLR_FD takes no argument and touches no memory of ours.
     match unsafe { ioctl(&node, NoArg::<LOOP_CLR_FD>::new()) } {
-        Ok(()) | Err(Errno::NXIO) => {} // something else was faster
+        Ok(()) | Err(Errno::NXIO) => {} // another process has detached it
         Err(e) => return Err(e).context(format!("cannot detach {}", device.display())),
     }
     drop(node);
-    // The kernel detaches at the last close. A reader that came in between delays that.
+    // The kernel detaches at the last close, which a reader that opened the device meanwhile
+    // delays.
     while backing_file(device).is_some_and(|b| b == file) {
         if Instant::now() >= deadline {
             keep(device);
@@ -92,18 +93,18 @@ pub(crate) fn detach(device: &Path, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Puts back what was set on the queue, which a loop device keeps for its next user. Best effort.
-/// The directory `bdi` is taken because files in `queue` wait for all requests.
+/// Restores the readahead, which a loop device keeps for its next user. Best effort. Writes below
+/// `bdi`, because files in `queue` wait for all requests.
 fn forget(device: &Path) {
     let _ = std::fs::write(sys(device).join("bdi/read_ahead_kb"), USUAL_READ_AHEAD);
 }
 
-/// What the kernel shows of the device.
+/// The `/sys/block` directory of the device.
 fn sys(device: &Path) -> PathBuf {
     Path::new("/sys/block").join(device.file_name().unwrap_or_default())
 }
 
-/// Opens the device as its only exclusive user; a mount or swap makes this fail at once.
+/// Opens the device exclusively; fails at once if it is mounted or swap.
 fn claim(device: &Path, deadline: Instant) -> Result<OwnedFd> {
     loop {
         match open(device, OFlags::EXCL) {
@@ -115,7 +116,7 @@ fn claim(device: &Path, deadline: Instant) -> Result<OwnedFd> {
             Err(Errno::BUSY) => {}
             Err(e) => return Err(e).context(format!("cannot open {}", device.display())),
         }
-        // A mount stays; a process that probes goes away soon.
+        // A mount stays; a probing process soon closes the device.
         let holders = of_block_device(device);
         let lasting = holders.iter().any(|h| !h.starts_with("process"));
         if lasting || Instant::now() >= deadline {
@@ -125,14 +126,15 @@ fn claim(device: &Path, deadline: Instant) -> Result<OwnedFd> {
     }
 }
 
-/// The refusal to detach a device that is in use.
+/// The error for a detach of a device that is in use.
 fn held(device: &Path) -> Error {
     let holder = of_block_device(device).into_iter().next();
     let holder = holder.unwrap_or_else(|| "held by something invisible from here".to_owned());
     in_use(device, &holder)
 }
 
-/// The refusal to take away `device` because of `holder` (`mounted on /mnt`, `process 1 (fio)`).
+/// The error for the removal of `device` while `holder` (`mounted on /mnt`, `process 1 (fio)`)
+/// holds it.
 pub(crate) fn in_use(device: &Path, holder: &str) -> Error {
     let hint = match holder.split(' ').next() {
         Some("mounted") => "unmount it first",
@@ -142,16 +144,15 @@ pub(crate) fn in_use(device: &Path, holder: &str) -> Error {
     Error::busy(format!("{} is in use: {holder}", device.display())).hint(hint)
 }
 
-/// Undoes a detach that is still waiting for the last user, so that the device is not lost under
-/// it.
+/// Cancels a detach that still waits for the last user, so that this user does not lose the device.
 fn keep(device: &Path) {
     let Ok(node) = open(device, OFlags::empty()) else { return };
     if let Ok(mut info) = LoopInfo::of(&node)
         && info.flags & LO_FLAGS_AUTOCLEAR != 0
     {
         info.flags &= !LO_FLAGS_AUTOCLEAR;
-        // SAFETY: LOOP_SET_STATUS64 reads one `struct loop_info64`. If it fails, the device goes at
-        // its last close, which is what was asked for in the first place.
+        // SAFETY: LOOP_SET_STATUS64 reads one `struct loop_info64`. If it fails, the kernel
+        // detaches the device at its last close, as first requested.
         let _ = unsafe { ioctl(&node, Setter::<LOOP_SET_STATUS64, LoopInfo>::new(info)) };
     }
 }

@@ -1,8 +1,9 @@
 //! The partitions of a loop device.
 //!
-//! The kernel finds them when the device is attached, and again when a program asks (`partprobe`,
-//! `sfdisk`). Those that a program has added by itself, on a device that is not scanned, stay after
-//! a detach: the next user of the device has them, at places that mean nothing in its content.
+//! The kernel reads the partition table when the device is attached, and again when a program asks
+//! for it (`partprobe`, `sfdisk`). Partitions that a program added itself, on a device without
+//! scanning, stay after a detach: the next user of the device would have them, at places without
+//! meaning in its content.
 //!
 //! Invariant: a partition that is in use is never removed.
 
@@ -42,14 +43,14 @@ const _: () = assert!(size_of::<Partition>() == 152);
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Argument>() == 24);
 
-/// Removes all partitions of `device`, which `node` has open.
+/// Removes all partitions of `device`, of which `node` is an open descriptor.
 ///
 /// # Errors
-/// One is in use, which the text says; then those before it are removed.
+/// A partition is in use: the text says so, and the partitions before it are removed.
 pub(super) fn remove(node: &OwnedFd, device: &Path) -> Result<()> {
     for number in numbers(device) {
         match delete(node, number) {
-            Ok(()) | Err(Errno::NXIO) => {} // it went by itself
+            Ok(()) | Err(Errno::NXIO) => {} // the partition is gone already
             Err(Errno::BUSY) => return Err(held(device)),
             Err(e) => {
                 return Err(e)
@@ -60,7 +61,8 @@ pub(super) fn remove(node: &OwnedFd, device: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Has the kernel read the partitions of `device` again. Best effort: a program can ask again.
+/// Makes the kernel read the partition table of `device` again. Best effort: a program can ask,
+/// too.
 pub(super) fn read(device: &Path) {
     if let Ok(node) = open(device, OFlags::empty()) {
         // SAFETY: BLKRRPART takes no argument and touches no memory of ours.

@@ -1,7 +1,7 @@
-//! The directory that keeps what is downloaded and built, for all runs of this user.
+//! The directory that keeps downloads and builds, for all runs of this user.
 //!
-//! Invariant: a thing in it is there whole or not at all: it is made beside its place, under a
-//! lock, and renamed.
+//! Invariant: an entry is complete or absent: a caller makes it under another name, under a lock,
+//! and renames it.
 
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File, OpenOptions};
@@ -15,7 +15,7 @@ pub struct Cache {
     directory: PathBuf,
 }
 
-/// A lock that goes when it is dropped, or when its process dies.
+/// A lock that is released when it is dropped, or when its process dies.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,
@@ -35,7 +35,7 @@ impl Cache {
         Self::at(&directory)
     }
 
-    /// The cache in `directory`, which is made if it is not there.
+    /// The cache in `directory`, which is made if it is missing.
     ///
     /// # Errors
     /// It cannot be made.
@@ -46,15 +46,15 @@ impl Cache {
         Ok(Self { directory })
     }
 
-    /// The path of the thing called `name`, whether it is there or not.
+    /// The path of the entry `name`, whether it exists or not.
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
-    /// Waits, for at most `patience`, until the lock `name` is free.
+    /// Waits, at most for `patience`, until the lock `name` is free.
     ///
     /// # Errors
-    /// It is held for longer, or it cannot be made.
+    /// Another process holds it for longer, or it cannot be made.
     pub fn lock(&self, name: &str, patience: Duration) -> Result<Lock> {
         let path = self.path(&format!("{name}.lock"));
         let what = format!("cannot lock {}", path.display());
@@ -71,8 +71,8 @@ impl Cache {
         Ok(Lock { _file: file })
     }
 
-    /// The thing called `name`. If it is not there, `make` makes it at the path that it is given, a
-    /// file or a directory; no other caller makes it meanwhile.
+    /// The entry `name`. If it is missing, `make` makes it, a file or a directory, at the path in
+    /// its argument; no other caller makes it meanwhile.
     ///
     /// # Errors
     /// Those of `make`.
@@ -93,15 +93,15 @@ impl Cache {
         Ok(path)
     }
 
-    /// Names of all things whose name begins with `prefix`.
+    /// All entries whose name begins with `prefix`.
     pub fn names(&self, prefix: &str) -> Vec<String> {
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
         names.filter(|name| name.starts_with(prefix)).collect()
     }
 
-    /// Removes things whose name begins with `prefix`, but for `keep` of them: those that were made
-    /// last. A file stays for the processes that have it open.
+    /// Removes the entries whose name begins with `prefix`, except the newest `keep`. A process
+    /// that has a file open keeps it.
     pub fn trim(&self, prefix: &str, keep: usize) {
         let age = |name: &String| fs::metadata(self.path(name)).and_then(|m| m.modified()).ok();
         let mut names = self.names(prefix);
@@ -109,7 +109,7 @@ impl Cache {
         names.sort_by_key(age);
         let old = names.len().saturating_sub(keep);
         for name in &names[..old] {
-            // What can't be removed now, a later call tries again.
+            // A later call removes what can't be removed now.
             let _ = fs::remove_file(self.path(name));
         }
     }

@@ -1,10 +1,10 @@
-//! Programs of this machine, each with a limit on its time.
+//! Programs of this machine, each with a time limit.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use ztier::error::{Context, Error, Result};
 
-/// Where programs are, also for a user whose path lacks those of the system.
+/// Further directories of programs, for a user whose path lacks those of the system.
 const PLACES: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
 /// The path of a program.
@@ -14,7 +14,7 @@ pub fn find(program: &str) -> Option<PathBuf> {
     places.map(|place| place.join(program)).find(|path| path.is_file())
 }
 
-/// Runs a program that has to succeed within `seconds`; returns what it printed.
+/// Runs a program that has to succeed within `seconds`; returns its output.
 ///
 /// # Errors
 /// It cannot be started, failed, or took too long.
@@ -22,7 +22,7 @@ pub fn run(seconds: u32, program: &str, args: &[&str]) -> Result<String> {
     run_in(Path::new("/"), seconds, program, args)
 }
 
-/// The same, in a directory.
+/// Runs a program as [`run`] does, in `directory`.
 ///
 /// # Errors
 /// As [`run`].

@@ -1,7 +1,7 @@
-//! A Debian with systemd, udev, LVM and LUKS, as a disk to boot from.
+//! A Debian system with systemd, udev, LVM and LUKS, as a disk to boot from.
 //!
-//! `mmdebstrap` (or `debootstrap`, which takes longer) makes the tree once, into the cache;
-//! each image is a copy with more in it, made without mounting anything.
+//! `mmdebstrap` (or `debootstrap`, which takes longer) makes the tree once, into the cache; each
+//! image is a copy with additions, made without mounts.
 
 use crate::cache::Cache;
 use crate::command::{find, run};
@@ -15,7 +15,7 @@ use ztier::error::{Context, Error, Result};
 const SUITE: &str = "bookworm";
 const PACKAGES: &str = "systemd,systemd-sysv,udev,dbus,lvm2,cryptsetup,e2fsprogs,util-linux,fuse3,\
                         mount,kmod,procps";
-/// Directories that no machine here reads.
+/// Directories that no machine here needs.
 const NEEDLESS: [&str; 5] = [
     "usr/share/doc",
     "usr/share/man",
@@ -23,7 +23,7 @@ const NEEDLESS: [&str; 5] = [
     "var/lib/apt/lists",
     "var/cache/apt/archives",
 ];
-/// Units that would only take time.
+/// Units that would only cost time.
 const MASKED: [&str; 8] = [
     "apt-daily.timer",
     "apt-daily-upgrade.timer",
@@ -41,16 +41,16 @@ ExecStart=/usr/local/bin/ztier-vm-agent
 WantedBy=multi-user.target
 ";
 
-/// A tree that becomes a disk.
+/// A directory tree that becomes a disk.
 pub struct Debian {
     place: TempDir,
 }
 
 impl Debian {
-    /// A copy of the system, with the modules of `kernel` and, as a service, the `agent`.
+    /// A copy of the system, with the modules of `kernel` and the `agent` as a service.
     ///
     /// # Errors
-    /// It cannot be had: no mmdebstrap, no network, or not root.
+    /// The system is unavailable: no mmdebstrap, no network, or not root.
     pub fn new(cache: &Cache, kernel: &Kernel, agent: &Path) -> Result<Self> {
         let system = cache.get(&format!("debian-{SUITE}-systemd"), bootstrap)?;
         let place = tempfile::Builder::new().prefix("ztier-vm-debian-").tempdir();
@@ -69,13 +69,13 @@ impl Debian {
         debian
             .link("etc/systemd/system/default.target", "/lib/systemd/system/multi-user.target")?;
         debian.mask(&MASKED)?;
-        // Kept from boot to boot.
+        // The journal is kept from boot to boot.
         fs::create_dir_all(tree.join("var/log/journal")).context("cannot make the journal")?;
         fs::copy(agent, tree.join("usr/local/bin/ztier-vm-agent")).context("cannot copy")?;
         Ok(debian)
     }
 
-    /// Keeps units from ever starting.
+    /// Masks units, so that they never start.
     ///
     /// # Errors
     /// The tree cannot be changed.

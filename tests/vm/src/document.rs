@@ -1,9 +1,9 @@
-//! Commands in documents, as readers paste them, and whether they do what the document shows.
+//! Commands in documents, as readers paste them, and a check that they do what the document shows.
 //!
 //! A block fenced as `console` has commands behind `# ` (for root) or `$ ` (for any user), and
-//! below each what it prints. `…` stands for anything, alone on a line for any number of lines;
-//! numbers, units of size and widths of gaps may differ; a command that shows nothing may print
-//! anything. A command that shows an error of ztier's has to fail, each other command has to
+//! below each its output. `…` stands for anything; alone on a line, for any number of lines.
+//! Numbers, units of size and widths of gaps may differ; a command without shown output may print
+//! anything. A command with a shown error of ztier's has to fail, each other command has to
 //! succeed.
 //!
 //! Invariant: all commands of a document for one kind of user run one after the other in one shell.
@@ -12,32 +12,32 @@ use std::fmt::Write;
 use std::iter::Peekable;
 use ztier::error::{Error, Result};
 
-/// How a message of a command that fails begins.
+/// Beginning of the message of a command that fails.
 const REFUSED: &str = "ztier: ";
-/// How lines begin that say which command begins or ends.
+/// Beginning of the lines that mark where a command begins or ends.
 const MARK: &str = "@@document";
 
-/// A command and what it prints.
+/// A command and its output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Its line in the document, from 1.
     pub line: usize,
-    /// Whether it is root's.
+    /// Whether root runs it.
     pub root: bool,
-    /// What is pasted.
+    /// The command, as pasted.
     pub command: String,
-    /// The lines below it; empty, if anything will do.
+    /// The output lines below it; empty if any output will do.
     pub shown: Vec<String>,
 }
 
-/// A block of a document that is no text.
+/// A fenced block of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     /// The line of its fence, from 1.
     pub line: usize,
-    /// What it is fenced as.
+    /// The language of its fence.
     pub kind: String,
-    /// What is in it.
+    /// Its lines.
     pub lines: Vec<String>,
 }
 
@@ -65,7 +65,7 @@ pub fn blocks(text: &str) -> Vec<Block> {
 /// The commands of a document.
 ///
 /// # Errors
-/// A block begins with what no command printed.
+/// A block begins with output instead of a command.
 pub fn steps(text: &str) -> Result<Vec<Step>> {
     let mut found = Vec::new();
     for block in blocks(text).iter().filter(|block| block.kind == "console") {
@@ -100,20 +100,20 @@ fn shown<'a>(lines: &mut Peekable<impl Iterator<Item = (usize, &'a String)>>) ->
 }
 
 impl Step {
-    /// Whether it shows an error.
+    /// Whether the step shows an error.
     fn is_refused(&self) -> bool {
         self.shown.iter().any(|line| line.starts_with(REFUSED))
     }
 }
 
-/// A script of bash that runs the commands in one shell and says where each begins and ends, up to
-/// the first that ends as it should not.
+/// A bash script that runs the commands in one shell and marks where each begins and ends, up to
+/// the first with the wrong exit status.
 pub fn script(steps: &[&Step]) -> String {
     let mut script = "exec 2>&1 </dev/null\n".to_owned();
     for (number, step) in steps.iter().enumerate() {
         let command = step.command.replace('\'', r"'\''");
         let wanted = if step.is_refused() { "-ne" } else { "-eq" };
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(
             script,
             "echo '{MARK} {number}'\neval '{command}'\nended=$?\nprintf '\\n{MARK} {number} %s\\n' \
@@ -123,10 +123,10 @@ pub fn script(steps: &[&Step]) -> String {
     script
 }
 
-/// Whether what the script of these commands printed is what they show.
+/// Checks the output of the script of `steps` against what the steps show.
 ///
 /// # Errors
-/// Says the line of the first command that ended or printed otherwise, and what it printed.
+/// Names the line of the first command with the wrong exit status or output, and the output.
 pub fn judge(steps: &[&Step], output: &str) -> Result<()> {
     for (number, step) in steps.iter().enumerate() {
         let wrong = |what: &str, printed: &str| {
@@ -152,7 +152,7 @@ pub fn judge(steps: &[&Step], output: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether lines are those of a pattern.
+/// Whether `lines` match `pattern`.
 fn lines_fit(pattern: &[&str], lines: &[&str]) -> bool {
     match (pattern.split_first(), lines.split_first()) {
         (None, None) => true,
@@ -164,7 +164,7 @@ fn lines_fit(pattern: &[&str], lines: &[&str]) -> bool {
     }
 }
 
-/// Whether a line is that of a pattern, in which `…` stands for anything.
+/// Whether a line matches a pattern, in which `…` stands for anything.
 fn line_fits(pattern: &str, line: &str) -> bool {
     let mut parts = pattern.split('…').map(str::trim);
     let first = parts.next().unwrap_or_default();
@@ -178,8 +178,8 @@ fn line_fits(pattern: &str, line: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// A line without what differs from machine to machine: each number is 0, each unit of size a byte,
-/// each gap one space.
+/// Normalizes what differs between machines: each number becomes 0, each unit of size a byte, each
+/// gap one space.
 fn plain(line: &str) -> String {
     let mut text = String::new();
     let mut number = false;

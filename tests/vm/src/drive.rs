@@ -1,9 +1,9 @@
-//! A drive with a volatile write cache that forgets at a power cut, and that can be pulled out.
+//! A drive with a volatile write cache that loses data at a power cut, and that can be pulled out.
 //!
-//! A machine that is killed loses nothing that it gave to its disk's file: this system's page cache
-//! still has it. So a disk whose cache is to be lost is served from here. What was written is kept
-//! in memory until a flush, a FUA write, or a cache that is full; a cut keeps a part of it, chosen
-//! at random, each block or none, or (seldom) the first sectors of one.
+//! A killed machine loses nothing that it wrote to its disk's file: this system's page cache still
+//! has it. So this module serves a disk whose cache is to be lost. It keeps writes in memory until
+//! a flush, a FUA write, or until the cache is full. A cut keeps a random part of the cached
+//! blocks: each block whole or not, or (seldom) only its first sectors.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -19,45 +19,45 @@ use ztier::error::{Context, Result};
 const BLOCK: usize = 4096;
 const BLOCK_U64: u64 = BLOCK as u64;
 const SECTOR: usize = 512;
-/// Blocks that the cache holds; the oldest make room.
+/// Blocks in the cache, at most; the oldest are evicted.
 const CACHE: usize = 8192;
 
 type Block = Box<[u8; BLOCK]>;
 
-/// A drive.
+/// A drive with a cache.
 #[derive(Debug)]
 pub struct Drive {
     size: u64,
     state: Mutex<State>,
 }
 
-/// What a power cut did to a drive.
+/// Effects of a power cut on a drive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cut {
-    /// Blocks that were not durable and are there all the same.
+    /// Blocks that were not durable and survived.
     pub kept: u64,
-    /// Blocks that are as they were before.
+    /// Blocks with their old content.
     pub lost: u64,
-    /// Blocks of which only the first sectors are there.
+    /// Blocks of which only the first sectors survived.
     pub torn: u64,
 }
 
 #[derive(Debug)]
 struct State {
     file: File,
-    /// By block: when it came into the cache, and its content.
+    /// Block number to time of caching and content.
     cached: BTreeMap<u64, (u64, Block)>,
-    /// By age: which block.
+    /// Time of caching to block number.
     ages: BTreeMap<u64, u64>,
     clock: u64,
     random: u64,
-    /// Without power, or pulled out.
+    /// Whether the drive is without power or pulled out.
     gone: bool,
     lies: bool,
     counts: Counts,
 }
 
-/// What a drive was asked.
+/// Counters of a drive's requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Writes.
@@ -71,7 +71,7 @@ pub struct Counts {
 }
 
 impl Drive {
-    /// An empty drive of `size` bytes, a multiple of 4096. Its file has no name, so nothing is left
+    /// An empty drive of `size` bytes, a multiple of 4096. Its file has no name, so nothing remains
     /// of it.
     ///
     /// # Errors
@@ -96,7 +96,7 @@ impl Drive {
         Self { size, state: Mutex::new(state) }
     }
 
-    /// The power is cut: of what was not durable, a part is lost, and requests fail until
+    /// Cuts the power: the drive loses a part of what was not durable, and requests fail until
     /// [`Self::plug`].
     ///
     /// # Errors
@@ -107,7 +107,7 @@ impl Drive {
         state.cut().context("cannot write to a drive's file")
     }
 
-    /// The drive is pulled out: all that was not durable is lost, and every request fails.
+    /// Pulls the drive out: it loses all that was not durable, and every request fails.
     pub fn pull(&self) {
         let mut state = self.state.lock();
         state.gone = true;
@@ -115,22 +115,22 @@ impl Drive {
         state.ages.clear();
     }
 
-    /// The drive is put back in, and has power.
+    /// Puts the drive back in, with power.
     pub fn plug(&self) {
         self.state.lock().gone = false;
     }
 
-    /// From now on the drive takes flushes and FUA for nothing, or does as it should again.
+    /// With `lies`, the drive ignores flushes and FUA from now on; without, it honours them again.
     pub fn lie(&self, lies: bool) {
         self.state.lock().lies = lies;
     }
 
-    /// What it was asked until now.
+    /// The counters so far.
     pub fn counts(&self) -> Counts {
         self.state.lock().counts
     }
 
-    /// Makes all durable that is in the cache, as a drive that keeps its power does in time.
+    /// Makes the whole cache durable, as a drive that keeps its power does in time.
     ///
     /// # Errors
     /// The file fails.
@@ -138,8 +138,8 @@ impl Drive {
         self.state.lock().flush().context("cannot write to a drive's file")
     }
 
-    /// Copies what reads would see, from byte `from` on, into a file that is sparse where that is
-    /// zero.
+    /// Copies the readable content, from byte `from` on, into a file that is sparse where the
+    /// content is zero.
     ///
     /// # Errors
     /// One of the files fails.
@@ -181,7 +181,7 @@ impl State {
         Ok(block)
     }
 
-    /// Takes a block into the cache. One that was there may have become durable before.
+    /// Takes a block into the cache. An older version of it may have become durable before.
     fn store(&mut self, number: u64, block: Block) -> io::Result<()> {
         if let Some((age, old)) = self.cached.remove(&number) {
             self.ages.remove(&age);
@@ -236,7 +236,7 @@ impl State {
         Ok(cut)
     }
 
-    /// Puts bytes into the cache, block by block; `data` gives those of a range, or zeros.
+    /// Puts bytes into the cache, block by block; `data` are the bytes, or `None` for zeros.
     fn write(&mut self, offset: u64, len: u64, data: Option<&[u8]>, fua: bool) -> io::Result<()> {
         let mut done = 0;
         while done < len {
@@ -319,7 +319,7 @@ impl Channel for Port {
                 state.counts.flushes += 1;
                 if state.lies { Ok(()) } else { state.flush() }
             }
-            // A drive may keep what is discarded; this one does.
+            // A drive may keep discarded data; this one does.
             Request::Discard { .. } => Ok(()),
             Request::WriteZeroes { fua, .. } => state.write(offset, len, None, fua),
         };

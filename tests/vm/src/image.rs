@@ -1,7 +1,8 @@
-//! The disk with a machine's programs: busybox, what tests use of this system, libraries, modules.
+//! The disk with a machine's programs: busybox, programs of this system for tests, libraries,
+//! modules.
 //!
-//! On a disk, not among the first files, so that it takes no memory that cannot be taken back. An
-//! image is named after the content it was made of, and made once.
+//! On a disk, not in the initramfs, so that it takes no memory that cannot be reclaimed. An image
+//! is named after its content, and made once.
 
 use crate::cache::Cache;
 use crate::command::{find, run};
@@ -14,17 +15,17 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use ztier::error::{Context, Error, Result};
 
-/// Programs that machines get where this system has them.
+/// Programs that machines get if this system has them.
 const PROGRAMS: &str = "\
     bcache-super-show blkdiscard blkid blockdev btrfs cryptsetup dd dmsetup dumpe2fs e2fsck fio \
     flock fsck.ext4 fstrim fusermount3 losetup lsblk lvm make-bcache mkfs.btrfs mkfs.ext4 \
     mkfs.xfs mkswap mount nbd-client prlimit resize2fs sha256sum split stress-ng swapoff swapon \
     tar tune2fs umount wipefs xfs_repair";
-/// Modules that machines can load, with what they need.
+/// Modules that machines can load; their dependencies are included.
 const MODULES: &str = "\
     bcache brd btrfs dm-crypt dm-delay dm-flakey dm-log-writes dm-mod dm-writecache fuse loop \
     lz4 nbd ublk_drv virtio_balloon xfs zram";
-/// Images that are kept for another time.
+/// Number of images that the cache keeps.
 const KEPT: usize = 4;
 
 /// A disk with programs.
@@ -58,12 +59,12 @@ impl Image {
     }
 }
 
-/// What goes into an image.
+/// The content of an image.
 struct Content {
     busybox: PathBuf,
     programs: BTreeMap<String, PathBuf>,
     libraries: BTreeSet<PathBuf>,
-    /// Below `modules`.
+    /// Module files below `modules`.
     loadable: BTreeSet<String>,
     modules: PathBuf,
     release: String,
@@ -86,7 +87,7 @@ impl Content {
         Ok(Self { busybox, programs, libraries: needed, loadable, modules, release })
     }
 
-    /// Differs whenever the content does.
+    /// A hash of the content.
     fn fingerprint(&self) -> Result<u64> {
         let mut hasher = DefaultHasher::new();
         (include_str!("image.rs"), &self.release, &self.loadable).hash(&mut hasher);
@@ -130,7 +131,7 @@ impl Content {
             }
         }
         for library in &self.libraries {
-            // Where systems have merged /usr, both paths are the same.
+            // With a merged /usr both paths are the same.
             let place = library.strip_prefix("/usr").or_else(|_| library.strip_prefix("/"));
             let place = stage.join(place.unwrap_or(library));
             fs::create_dir_all(place.parent().unwrap_or(stage)).context(what)?;

@@ -1,7 +1,7 @@
-//! The first files of a machine: an archive in the kernel's own format (cpio, «newc»), that of the
-//! base and that of one machine one after the other.
+//! The initramfs of a machine: an archive in the kernel's own format (cpio, «newc»). The archive of
+//! the base and that of the machine follow each other.
 //!
-//! Uncompressed: an emulated CPU takes longer to decompress it than to copy it.
+//! Uncompressed, as an emulated CPU takes longer to decompress it than to copy it.
 
 use crate::command::find;
 use crate::kernel::Kernel;
@@ -9,10 +9,10 @@ use std::fs;
 use std::path::Path;
 use ztier::error::{Context, Error, Result};
 
-/// Modules by which the machine finds its disks, and mounts that with the programs.
+/// Modules with which the machine finds its disks, and mounts the disk with the programs.
 const MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4"];
 
-/// An archive that grows.
+/// A cpio archive in the making.
 #[derive(Clone, Debug, Default)]
 pub struct Archive {
     bytes: Vec<u8>,
@@ -20,7 +20,7 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// Adds a directory; those above it must have been added.
+    /// Adds a directory; its parents must have been added.
     pub fn directory(&mut self, name: &str) {
         self.entry(name, 0o040_755, &[]);
     }
@@ -62,14 +62,14 @@ impl Archive {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
-    /// The archive's bytes. Others may follow.
+    /// The archive's bytes. Another archive may follow.
     pub fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes
     }
 }
 
-/// The archive of every machine with this kernel: it finds the disks, mounts that with the
+/// The archive of every machine with this kernel: it finds the disks, mounts the disk with the
 /// programs, and starts the agent, or the system on another disk.
 ///
 /// # Errors
@@ -117,7 +117,7 @@ mod tests {
         archive.program("a", b"hello");
         let bytes = archive.finish();
         assert_eq!(bytes.len() % 4, 0);
-        // 110 bytes of header, the name, a byte to pad.
+        // 110 bytes of header, the name, a byte of padding.
         assert_eq!(&bytes[..6], b"070701");
         assert_eq!(&bytes[110..112], b"a\0");
         assert_eq!(&bytes[112..117], b"hello");

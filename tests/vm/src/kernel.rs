@@ -1,8 +1,8 @@
-//! A kernel of Debian's for virtual machines: found by pattern, downloaded, unpacked, not
+//! A Debian kernel for virtual machines: found by pattern, downloaded and unpacked, but not
 //! installed.
 //!
-//! apt-get is told to use lists and a cache of our own, so that the sources of this machine stay as
-//! they are. What was unpacked is used from then on without asking the network; `renew` asks again.
+//! apt-get uses private lists and a private cache, so that the sources of this machine stay as they
+//! are. An unpacked kernel is used from then on without the network; `renew` asks again.
 
 use crate::cache::Cache;
 use crate::command::{find, run, run_in};
@@ -15,18 +15,18 @@ const PREFIX: &str = "linux-image-6.12.";
 const SUITE: &str = "bookworm-backports";
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Which of Debian's kernels.
+/// A flavour of Debian's kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flavour {
-    /// That for virtual machines: a fifth of the size, and up sooner.
+    /// The kernel for virtual machines: a fifth of the size, and faster to boot.
     #[default]
     Cloud,
-    /// That for all machines, which has what the other lacks: zswap.
+    /// The kernel for all machines, with zswap, which the other lacks.
     Full,
 }
 
 impl Flavour {
-    /// How names of its packages end.
+    /// Suffix of the names of its packages.
     fn suffix(self) -> &'static str {
         match self {
             Self::Cloud => "-cloud-amd64-unsigned",
@@ -43,11 +43,11 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The newest that was unpacked before; if there is none, or with `renew`, the newest that
-    /// Debian has.
+    /// The newest unpacked kernel; if there is none, or with `renew`, the newest in Debian's
+    /// archive.
     ///
     /// # Errors
-    /// There is none, and none can be had.
+    /// No kernel is unpacked, and none can be downloaded.
     pub fn open(cache: &Cache, flavour: Flavour, renew: bool) -> Result<Self> {
         if !renew && let Some(name) = newest(cache.names(PREFIX), flavour) {
             return Self::unpacked(cache.path(&name));
@@ -66,12 +66,12 @@ impl Kernel {
         Ok(Self { directory, release })
     }
 
-    /// What `uname -r` says in it.
+    /// The kernel's release, as `uname -r` prints it.
     pub fn release(&self) -> &str {
         &self.release
     }
 
-    /// The compressed kernel.
+    /// The path of the compressed kernel.
     pub fn vmlinuz(&self) -> PathBuf {
         self.directory.join("boot").join(format!("vmlinuz-{}", self.release))
     }
@@ -81,8 +81,8 @@ impl Kernel {
         self.directory.join("lib/modules").join(&self.release)
     }
 
-    /// Files of a module and of all it needs, those first that others need, below
-    /// [`Self::modules`]. None, if the kernel has it built in.
+    /// Files of a module and of its dependencies, in load order, below [`Self::modules`]. Empty if
+    /// the module is built in.
     ///
     /// # Errors
     /// The kernel has no such module.
@@ -110,12 +110,12 @@ impl Kernel {
     }
 }
 
-/// Where Debian's packages come from.
+/// The mirror of Debian's packages.
 pub(crate) fn mirror() -> String {
     std::env::var("ZTIER_VM_MIRROR").unwrap_or_else(|_| "http://deb.debian.org/debian".to_owned())
 }
 
-/// apt-get with lists and packages of its own.
+/// apt-get with private lists and packages.
 struct Apt {
     options: Vec<String>,
 }
@@ -142,7 +142,7 @@ impl Apt {
             option("Dir::Etc::sourceparts", Path::new("/nonexistent")),
             option("Dir::State::lists", &home.join("lists")),
             option("Dir::Cache", &home.join("cache")),
-            // Another user could not get at this directory.
+            // Another user could not access this directory.
             "-oAPT::Sandbox::User=root".to_owned(),
             "-oAcquire::Retries=2".to_owned(),
         ];
@@ -177,7 +177,7 @@ impl Apt {
     }
 }
 
-/// Decompresses modules, and lists what they depend on.
+/// Decompresses modules, and lists their dependencies.
 fn make_loadable(directory: &Path) -> Result<()> {
     let kernel = Kernel::unpacked(directory.to_owned())?;
     let modules = kernel.modules().to_string_lossy().into_owned();
@@ -186,9 +186,9 @@ fn make_loadable(directory: &Path) -> Result<()> {
     run(120, "depmod", &["-b", &base, kernel.release()]).map(drop)
 }
 
-/// The newest of the packages that are kernels of this flavour.
+/// The newest kernel package of this flavour.
 fn newest(names: impl IntoIterator<Item = String>, flavour: Flavour) -> Option<String> {
-    // The first number is the patch level; Debian's own revisions come behind it.
+    // The first number is the patch level; Debian's own revisions follow it.
     let version = |name: &str| {
         let rest = name.strip_prefix(PREFIX)?.strip_suffix(flavour.suffix())?;
         if rest.contains('-') {

@@ -1,5 +1,5 @@
-//! What every machine is made of: a kernel, the first files, a disk with programs, our own
-//! programs.
+//! The parts of every machine: a kernel, the initramfs, a disk with programs, programs of this
+//! workspace.
 
 use crate::cache::Cache;
 use crate::command::find;
@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use ztier::error::{Context, Error, Result};
 
-/// Why there are no machines.
+/// Reason for having no machines.
 #[derive(Debug)]
 pub enum Trouble {
-    /// This system lacks something that they need, which is no failure.
+    /// This system lacks a prerequisite, which is no failure.
     Absent(String),
     /// Something went wrong.
     Failed(Error),
@@ -29,7 +29,7 @@ impl From<Error> for Trouble {
 }
 
 impl Trouble {
-    /// The error for a caller that cannot do without a laboratory.
+    /// The error for a caller that needs a laboratory.
     pub fn into_error(self) -> Error {
         match self {
             Self::Absent(why) => Error::failure(why).hint("CONTRIBUTING.md says what is needed"),
@@ -38,30 +38,30 @@ impl Trouble {
     }
 }
 
-/// All that machines are made of.
+/// The parts of machines.
 #[derive(Clone, Debug)]
 pub struct Lab {
-    /// The cache that it comes from.
+    /// The cache that holds them.
     pub cache: Cache,
     /// The kernel.
     pub kernel: Kernel,
     /// The disk with the programs.
     pub image: Image,
-    /// The first files of all machines, with the agent and our programs.
+    /// The initramfs of all machines, with the agent and the workspace's programs.
     pub base: Arc<Vec<u8>>,
 }
 
 impl Lab {
     /// Opens a laboratory whose machines have `programs` of this workspace (`ztier`) in their
-    /// `/usr/local/bin`. Takes minutes the first time, and the network.
+    /// `/usr/local/bin`. The first time takes minutes, and the network.
     ///
     /// # Errors
-    /// [`Trouble::Absent`] where this system cannot have machines.
+    /// [`Trouble::Absent`] where this system cannot run machines.
     pub fn open(programs: &[&str]) -> Result<Self, Trouble> {
         Self::of(Flavour::default(), programs)
     }
 
-    /// The same with another kernel.
+    /// Opens a laboratory as [`Lab::open`] does, with another kernel.
     ///
     /// # Errors
     /// See [`Lab::open`].
@@ -97,10 +97,10 @@ impl Lab {
         Ok(Self { cache, kernel, image, base: Arc::new(base) })
     }
 
-    /// The same for tests: says `skipped: …` where there can be no machines.
+    /// Opens a laboratory for a test; prints `skipped: …` where there can be no machines.
     ///
     /// # Panics
-    /// Something went wrong.
+    /// On any other failure.
     #[must_use]
     #[expect(clippy::print_stdout, reason = "what the test runner counts")]
     pub fn for_test(programs: &[&str]) -> Option<Self> {
@@ -114,10 +114,10 @@ impl Lab {
         }
     }
 
-    /// Waits until this user runs no other machine: an emulated CPU takes a real one whole.
+    /// Waits until this user runs no other machine, as an emulated CPU takes a whole real one.
     ///
     /// # Errors
-    /// One runs for longer than `patience`.
+    /// Another machine runs for longer than `patience`.
     pub fn turn(&self, patience: Duration) -> Result<crate::cache::Lock> {
         self.cache.lock("machine", patience)
     }

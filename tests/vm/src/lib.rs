@@ -1,15 +1,15 @@
-//! Boots real kernels in virtual machines, for tests of what this machine's kernel lacks and of
-//! what a machine in use must be spared: power cuts, drives that are pulled out, little memory.
+//! Boots real kernels in virtual machines, for tests of features that this machine's kernel lacks
+//! and of events that a machine in use must be spared: power cuts, pulled drives, memory shortage.
 //!
-//! The modules stand in the order in which a test meets them: the laboratory has what a machine is
-//! made of (a kernel, programs, the cache that keeps them), a setup describes a machine, the
-//! machine runs, a line goes to the agent inside it, and drives are below it.
+//! The modules are in the order in which a test uses them: the laboratory has the parts of a
+//! machine (a kernel, programs, the cache that keeps them), a setup describes a machine, the
+//! machine runs, a line connects to the agent inside it, and drives are below it.
 //!
 //! Invariants:
-//! - Nothing is installed and no setting of this system is changed; what is downloaded and built
-//!   stays in one cache directory.
-//! - A machine does not outlive the process that started it, also when that is killed.
-//! - Everything that waits for a machine has a limit.
+//! - Nothing is installed and no setting of this system is changed; downloads and builds stay in
+//!   one cache directory.
+//! - A machine does not outlive the process that started it, also if that process is killed.
+//! - Every wait for a machine has a limit.
 
 pub mod cache;
 pub mod command;

@@ -1,6 +1,6 @@
 //! The line to the agent inside a machine: many tasks at a time, each with its output and its end.
 //!
-//! Invariant: no thread waits for a machine that is gone: when the line breaks, all are told.
+//! Invariant: no thread waits for a machine that is gone: when the line breaks, all waits end.
 
 use crate::wire::{Kind, PAYLOAD_MAX, receive, send};
 use parking_lot::{Condvar, Mutex};
@@ -11,23 +11,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use ztier::error::{Context, Error, Result};
 
-/// Half of the time after which a thread that follows a task looks at other things, too.
+/// Half of the longest interval between two calls of `go_on` by a thread that follows a task.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// How a script ended, with all that it printed on either output.
+/// The result of a script, with all that it printed on either output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Done {
     /// Its exit status; 128 and the signal, if it was killed.
     pub status: i32,
-    /// What it printed.
+    /// Its output.
     pub text: String,
 }
 
 impl Done {
-    /// What it printed, if it succeeded.
+    /// The output, if the script succeeded.
     ///
     /// # Errors
-    /// It did not; says the status and the last lines.
+    /// The script failed; names the status and the last lines.
     pub fn ok(self) -> Result<String> {
         if self.status == 0 {
             return Ok(self.text);
@@ -48,7 +48,7 @@ pub(crate) struct Line {
 
 #[derive(Debug, Default)]
 struct State {
-    /// How often an agent has said that it is there.
+    /// Number of times that an agent has come up.
     boots: u32,
     broken: bool,
     last: u32,
@@ -65,7 +65,7 @@ impl Line {
     /// Takes over a connection.
     pub fn new(stream: UnixStream) -> Result<Arc<Self>> {
         let mut reader = stream.try_clone().context("cannot share a socket")?;
-        // A machine that hangs takes nothing; what we send is small, or waits for an answer.
+        // A machine that hangs reads nothing; messages are small, or wait for an answer.
         stream.set_write_timeout(Some(Duration::from_secs(60))).context("cannot limit a socket")?;
         let (state, news) = (Mutex::default(), Condvar::new());
         let line = Arc::new(Self { writer: Mutex::new(stream), state, news });
@@ -86,7 +86,7 @@ impl Line {
         match (kind, state.tasks.get_mut(&id)) {
             (Kind::Ready, _) => {
                 state.boots += 1;
-                // What ran before a reset will never say how it ended.
+                // Tasks from before a reset never report their end.
                 for task in state.tasks.values_mut().filter(|task| task.end.is_none()) {
                     task.end = Some((-1, "the machine was started again".to_owned()));
                 }
@@ -119,17 +119,17 @@ impl Line {
         Ok(())
     }
 
-    /// How often an agent has come up.
+    /// Number of times that an agent has come up.
     pub fn boots(&self) -> u32 {
         self.state.lock().boots
     }
 
-    /// Whether the machine has closed it.
+    /// Whether the machine has closed the line.
     pub fn broken(&self) -> bool {
         self.state.lock().broken
     }
 
-    /// Begins something under a number of its own.
+    /// Begins a task with a new number.
     pub fn begin(self: &Arc<Self>, kind: Kind, payload: &[u8]) -> Result<Task> {
         let id = {
             let mut state = self.state.lock();
@@ -144,7 +144,7 @@ impl Line {
     }
 }
 
-/// Something that a machine was told to do. Dropping it does not end it.
+/// A task of a machine. Dropping it does not end the task.
 #[derive(Debug)]
 pub struct Task {
     line: Arc<Line>,
@@ -165,20 +165,20 @@ impl Task {
         self.send(Kind::End, &[])
     }
 
-    /// Whether it has ended.
+    /// Whether the task has ended.
     pub fn ended(&self) -> bool {
         let state = self.line.state.lock();
         state.broken || state.tasks.get(&self.id).is_none_or(|task| task.end.is_some())
     }
 
-    /// What it has printed until now.
+    /// The output so far.
     pub fn output(&self) -> String {
         let state = self.line.state.lock();
         let bytes = state.tasks.get(&self.id).map(|task| task.bytes.as_slice());
         String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned()
     }
 
-    /// Kills it, and all that it has started in its process group.
+    /// Kills the task, and all processes of its process group.
     ///
     /// # Errors
     /// The machine cannot be reached.
@@ -186,10 +186,10 @@ impl Task {
         self.send(Kind::Kill, &[])
     }
 
-    /// Waits until it has printed `text`.
+    /// Waits until the task has printed `text`.
     ///
     /// # Errors
-    /// It ended before, or took longer than `patience`.
+    /// The task ended before, or took longer than `patience`.
     pub fn wait_for(&self, text: &str, patience: Duration) -> Result<()> {
         self.wait_until(patience, |task| {
             let said = String::from_utf8_lossy(&task.bytes).contains(text);
@@ -203,16 +203,16 @@ impl Task {
         })?
     }
 
-    /// Waits for its end.
+    /// Waits for the task's end.
     ///
     /// # Errors
-    /// It takes longer than `patience`, or the machine is gone.
+    /// The task takes longer than `patience`, or the machine is gone.
     pub fn wait(&self, patience: Duration) -> Result<Done> {
         let (bytes, status, why) = self.finish(patience)?;
         Ok(Done { status, text: String::from_utf8_lossy(&bytes).into_owned() + &why })
     }
 
-    /// Waits for its end; returns what came, the status and the reason.
+    /// Waits for the task's end; returns output, status and reason.
     pub(crate) fn finish(&self, patience: Duration) -> Result<(Vec<u8>, i32, String)> {
         self.wait_until(patience, |task| {
             let (status, why) = task.end.clone()?;
@@ -220,7 +220,7 @@ impl Task {
         })
     }
 
-    /// Prints what comes to `to` as it comes, until the end; returns the status.
+    /// Copies the output to `to` as it comes, until the end; returns the status.
     ///
     /// # Errors
     /// As [`Self::wait`].
@@ -228,10 +228,10 @@ impl Task {
         self.follow_while(patience, to, || Ok(()))
     }
 
-    /// The same, as long as `go_on` does not fail, which is asked at least each half second.
+    /// As [`Self::follow`], while `go_on`, called at least each half second, does not fail.
     ///
     /// # Errors
-    /// As [`Self::wait`], and what `go_on` says.
+    /// As [`Self::wait`], and errors of `go_on`.
     pub fn follow_while(
         &self,
         patience: Duration,

@@ -1,4 +1,4 @@
-//! A machine that runs.
+//! A running machine.
 
 use crate::drive::Drive;
 use crate::line::{Done, Line, Task};
@@ -16,11 +16,11 @@ use ztier::device::Device;
 use ztier::error::{Context, Error, Result};
 use ztier::export::nbd::{Listen, Options, Server};
 
-/// The longest that a machine may take to switch itself off.
+/// Limit on the time that a machine takes to switch itself off.
 const OFF: Duration = Duration::from_secs(60);
-/// The longest that QEMU may take to come to its port.
+/// Limit on the time that QEMU takes to connect to its port.
 const CONNECT: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
-/// How long QEMU takes to end once it has closed its port.
+/// Limit on the time that QEMU takes to end after it closed its port.
 const END: Duration = Duration::from_secs(5);
 /// The CPU that is emulated. QEMU 7.2 gets the flags wrong after an emulated `cmpxchg16b` that is
 /// interrupted: then the kernel's allocator of small objects takes a failure for a success, and
@@ -30,7 +30,7 @@ const END: Duration = Duration::from_secs(5);
 /// programs and kernels have other ways. A CPU with instructions for AES is taken to have
 /// carry-less multiplication, too, and the kernel's code for it dies where it has not.
 const CPU: &str = "max,-cx16,-pclmulqdq,-vpclmulqdq,-aes,-vaes,-erms,-fsrm";
-/// How many lines of the console an error has.
+/// Console lines in an error.
 const LAST_LINES: usize = 6;
 
 /// A machine; dropping it cuts its power.
@@ -42,7 +42,7 @@ pub struct Machine {
     _directory: TempDir,
 }
 
-/// The server of a drive, for as long as the machine runs.
+/// The server of a drive, while the machine runs.
 struct Connected(#[expect(dead_code, reason = "it serves until it is dropped")] Server);
 
 impl std::fmt::Debug for Connected {
@@ -79,12 +79,12 @@ impl Machine {
     /// Waits until the machine has come up `boots` times, counted from its start.
     ///
     /// # Errors
-    /// It took longer than `patience`, or ended; says what its console showed last.
+    /// The machine took longer than `patience`, or ended; quotes its last console lines.
     pub fn wait_for_boots(&self, boots: u32, patience: Duration) -> Result<()> {
         self.line.wait_for_boots(boots, patience).map_err(|e| self.explain(&e))
     }
 
-    /// How often it has come up.
+    /// Number of times that the machine has come up.
     pub fn boots(&self) -> u32 {
         self.line.boots()
     }
@@ -92,15 +92,15 @@ impl Machine {
     /// Runs a script of `sh` to its end.
     ///
     /// # Errors
-    /// It takes longer than `patience`, or the machine ends; says what the console showed last.
+    /// The script takes longer than `patience`, or the machine ends; quotes the last console lines.
     pub fn run(&self, script: &str, patience: Duration) -> Result<Done> {
         self.begin(script)?.wait(patience).map_err(|e| self.explain(&e))
     }
 
-    /// The same for a script that has to succeed; returns what it printed.
+    /// Runs a script that has to succeed; returns its output.
     ///
     /// # Errors
-    /// As [`Self::run`], or its status is not 0.
+    /// As [`Self::run`], or the status is not 0.
     pub fn ok(&self, script: &str, patience: Duration) -> Result<String> {
         self.run(script, patience)?.ok()
     }
@@ -113,10 +113,10 @@ impl Machine {
         self.line.begin(Kind::Run, script.as_bytes())
     }
 
-    /// A file of the machine's.
+    /// The content of a file in the machine.
     ///
     /// # Errors
-    /// There is none, or it takes longer than `patience`.
+    /// The file is missing, or the transfer takes longer than `patience`.
     pub fn get(&self, path: &str, patience: Duration) -> Result<Vec<u8>> {
         match self.line.begin(Kind::Get, path.as_bytes())?.finish(patience)? {
             (bytes, 0, _) => Ok(bytes),
@@ -127,7 +127,7 @@ impl Machine {
     /// Makes a file in the machine, executable.
     ///
     /// # Errors
-    /// It cannot be made, or takes longer than `patience`.
+    /// The file cannot be made, or the transfer takes longer than `patience`.
     pub fn put(&self, path: &str, content: &[u8], patience: Duration) -> Result<()> {
         let task = self.line.begin(Kind::Put, path.as_bytes())?;
         task.fill(content)?;
@@ -137,7 +137,7 @@ impl Machine {
         }
     }
 
-    /// What its console has shown.
+    /// The console output so far.
     pub fn console(&self) -> String {
         self.process.console()
     }
@@ -147,15 +147,15 @@ impl Machine {
         self.process.pid()
     }
 
-    /// Waits for its end; returns whether that came in time.
+    /// Waits for the machine's end; returns whether it ended in time.
     pub fn wait(&self, patience: Duration) -> bool {
         self.process.wait(patience)
     }
 
-    /// Switches it off in order: what it has written is on its disks.
+    /// Switches the machine off in order: all that it has written is on its disks.
     ///
     /// # Errors
-    /// It does not end; then its power is cut.
+    /// The machine does not end; then its power is cut.
     pub fn off(self) -> Result<()> {
         let told = self.run("sync", OFF).and_then(|_| self.line.begin(Kind::Off, &[]));
         if told.is_ok() && self.process.wait(OFF) {
@@ -165,17 +165,18 @@ impl Machine {
         Err(self.explain(&told.err().unwrap_or(what)))
     }
 
-    /// Stops it where it is: from now on it does nothing.
+    /// Stops the machine's process: the machine does nothing any more.
     pub fn stop(&self) {
         self.process.stop();
     }
 
-    /// Cuts its power. Drives forget a part of what was not durable; says what each did.
+    /// Cuts the machine's power. Drives lose a part of what was not durable; returns the effects on
+    /// each.
     ///
     /// # Errors
     /// A drive's file fails.
     pub fn cut(mut self) -> Result<Vec<crate::Cut>> {
-        // It must see none of its drives go before the others.
+        // The machine must not see one drive go before the others.
         self.process.stop();
         let cuts: Result<Vec<_>> = self.drives.iter().map(|(drive, _)| drive.cut()).collect();
         self.process.kill();
@@ -183,7 +184,7 @@ impl Machine {
     }
 
     fn explain(&self, error: &Error) -> Error {
-        // A machine whose line is broken is ending; what it says last is worth the wait.
+        // A machine whose line is broken is ending; its last console output is worth the wait.
         if self.line.broken() {
             self.process.wait(END);
         }
@@ -192,7 +193,7 @@ impl Machine {
     }
 }
 
-/// What the console says of a kernel that died, and its last lines.
+/// The console's message of a kernel that died, and its last lines.
 fn last_lines(text: &str) -> String {
     let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let last = lines.len().saturating_sub(LAST_LINES);
@@ -223,9 +224,9 @@ impl Parts<'_> {
         self.add(&["-m", &setup.memory.to_string()]);
         self.add(&["-kernel", &setup.kernel.to_string_lossy()]);
         self.add(&["-initrd", &initrd.to_string_lossy()]);
-        // A host that has other things to do delays timers, which is no reason to suspect a hang,
-        // or that there are none. And a program whose place in memory is another at each start is
-        // translated anew each time: that took more than half of the time of short commands.
+        // A busy host delays timers, which is no sign of a hang, or of missing timers. And the
+        // emulator translates a program anew at each start if its addresses are random: that took
+        // more than half of the time of short commands.
         let quirks = "nowatchdog no_timer_check norandmaps";
         let append = format!("console=ttyS0 quiet panic=-1 {quirks}{}", setup.append);
         self.add(&["-append", &append]);

@@ -1,4 +1,4 @@
-//! Machines by hand: runs a script in one, or what takes too long for a test.
+//! Machines by hand: runs a script in a machine, or a check that takes too long for a test.
 
 mod pressure;
 mod pulled;
@@ -15,7 +15,7 @@ use ztier_vm::kernel::{Flavour, Kernel};
 use ztier_vm::programs::libraries;
 use ztier_vm::{Lab, Machine, Setup, Trouble};
 
-/// The longest that a file may take into a machine.
+/// Limit on the time to copy a file into a machine.
 const BRING: Duration = Duration::from_secs(60);
 
 /// Boots a real kernel in a virtual machine (QEMU, an emulated CPU) and runs things in it.
@@ -170,7 +170,7 @@ fn run(args: &RunArgs) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(status?).unwrap_or(1)))
 }
 
-/// Copies a program and its libraries into the machine, where there may be others.
+/// Copies a program and its libraries into the machine, which may have other versions of both.
 fn bring(machine: &Machine, program: &Path) -> Result<()> {
     let put = |file: &Path, place: &str| {
         let content = std::fs::read(file).context(format!("cannot read {}", file.display()))?;

@@ -1,5 +1,5 @@
 //! Swap under pressure by hand: in a machine that is short of memory as a whole, and in a control
-//! group on this one.
+//! group on this machine.
 
 use clap::{Args, ValueEnum};
 use std::process::{Command, Stdio};
@@ -9,9 +9,9 @@ use ztier::error::{Context, Error, Result};
 use ztier_vm::programs::ours;
 use ztier_vm::{Lab, Setup, Trouble};
 
-/// The program that makes the pressure, in the machine and on this one.
+/// The program that makes the pressure, in the machine and here.
 const PROGRAM: &str = "ztier-vm-pressure";
-/// What a run may take beside its own time.
+/// Time that a run may take beyond its own duration.
 const GRACE: Duration = Duration::from_secs(400);
 
 /// Where memory is short.
@@ -43,7 +43,7 @@ pub struct Options {
     /// Memory of the group
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_bytes)]
     group_memory: u64,
-    /// The load has so many times that memory
+    /// The load's memory, as a multiple of the group's
     #[arg(long, value_name = "N", default_value_t = 2.0)]
     times: f64,
     /// What stress-ng writes: its `--vm-method`
@@ -57,10 +57,10 @@ pub struct Options {
     ram_limit: Option<String>,
 }
 
-/// Runs what was asked for.
+/// Runs the pressure that `options` describe.
 ///
 /// # Errors
-/// Anything was as it must not be, or could not be done here.
+/// A condition was violated, or the run is impossible here.
 pub fn run(options: &Options) -> Result<()> {
     if options.over != Over::Group {
         let lab = Lab::open(&["ztier", PROGRAM]).map_err(Trouble::into_error)?;

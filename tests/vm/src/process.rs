@@ -1,7 +1,7 @@
-//! A process of QEMU's: its console, its end.
+//! A QEMU process: its console and its end.
 //!
-//! It is started by a thread that lives as long as it does, because the kernel's word «when my
-//! parent dies, kill me» means the thread. So it ends when our process does, however that ends.
+//! A thread that lives as long as QEMU starts it, because for the kernel's «kill me when my parent
+//! dies» the parent is that thread. So QEMU ends when this process ends, in whichever way.
 
 use crate::command::find;
 use parking_lot::{Condvar, Mutex};
@@ -15,7 +15,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use ztier::error::{Context, Error, Result};
 
-/// Bytes of the console that are kept: the last ones.
+/// Limit on the kept bytes of the console: the last ones.
 const CONSOLE_MAX: usize = 4 << 20;
 
 /// QEMU; killed when dropped.
@@ -31,7 +31,7 @@ pub(crate) struct Process {
 struct Shared {
     end: Mutex<Option<ExitStatus>>,
     news: Condvar,
-    /// What the kernel and QEMU say.
+    /// Console output of the kernel and of QEMU.
     console: Mutex<Vec<u8>>,
 }
 
@@ -58,22 +58,22 @@ impl Process {
         Ok(Self { pidfd, pid, shared, watcher: Some(watcher) })
     }
 
-    /// Its id.
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// What the console has shown.
+    /// The console output so far.
     pub fn console(&self) -> String {
         String::from_utf8_lossy(&self.shared.console.lock()).into_owned()
     }
 
-    /// Whether it runs.
+    /// Whether the process runs.
     pub fn alive(&self) -> bool {
         self.shared.end.lock().is_none()
     }
 
-    /// Waits for its end; returns whether that came in time.
+    /// Waits for the end of the process; returns whether it ended in time.
     pub fn wait(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         let mut end = self.shared.end.lock();
@@ -85,18 +85,18 @@ impl Process {
         true
     }
 
-    /// Stops it where it is.
+    /// Stops the process with SIGSTOP.
     pub fn stop(&self) {
-        // It may have ended by itself.
+        // The process may have ended on its own.
         let _ = pidfd_send_signal(self.pidfd.as_fd(), Signal::STOP);
     }
 
-    /// Kills it; when this returns it is gone.
+    /// Kills the process and waits for its end.
     pub fn kill(&mut self) {
-        // By descriptor: never a process that took over the id. It may have ended by itself.
+        // By descriptor: never a process that reused the pid. QEMU may have ended on its own.
         let _ = pidfd_send_signal(self.pidfd.as_fd(), Signal::KILL);
         if let Some(watcher) = self.watcher.take() {
-            // A panic there was reported when it happened.
+            // A panic in that thread was reported when it happened.
             let _ = watcher.join();
         }
     }
@@ -113,7 +113,7 @@ type Started = Result<(u32, OwnedFd)>;
 fn watch(mut command: Command, started: &Sender<Started>, shared: &Arc<Shared>) {
     let child = command.spawn().context("cannot start QEMU");
     let begun = child.and_then(|mut child| {
-        // Not reaped yet, so the id is its own.
+        // Not reaped yet, so the pid still belongs to the child.
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
             Ok(pidfd) => Ok((child, pidfd)),
             Err(e) => {

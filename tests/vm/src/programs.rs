@@ -1,4 +1,4 @@
-//! Programs of this system as others need them: with the libraries that they load.
+//! Programs of this system for other machines: with the libraries that they load.
 
 use crate::command::{find, run};
 use std::collections::BTreeSet;
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use ztier::error::{Context, Error, Result};
 
-/// The libraries of a program, the loader among them; none, if it needs none.
+/// The libraries of a program, its loader included; empty for a static program.
 ///
 /// # Errors
-/// It lacks one of them here, too.
+/// A library is missing here, too.
 pub fn libraries(program: &Path) -> Result<BTreeSet<PathBuf>> {
-    // `ldd` fails for what is not dynamic, and says so on either output.
+    // `ldd` fails for a static program, and reports that on either output.
     let out = Command::new("ldd").arg(program).env("LC_ALL", "C").output();
     let out = out.context("cannot run ldd")?;
     let mut found = BTreeSet::new();
@@ -29,14 +29,14 @@ pub fn libraries(program: &Path) -> Result<BTreeSet<PathBuf>> {
     Ok(found)
 }
 
-/// A program of this workspace, built as this one is. When cargo runs us it builds it first, so
-/// that it is never older than its sources.
+/// A program of this workspace, from the same build as this one. When cargo runs this program,
+/// cargo builds the other one first, so that it is never older than its sources.
 ///
 /// # Errors
-/// There is none, or it cannot be built.
+/// The program is missing, or cannot be built.
 pub fn ours(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find out where this program is")?;
-    // Tests are in a directory below.
+    // Tests are one directory deeper.
     let places: Vec<_> = own.ancestors().skip(1).take(2).map(|place| place.join(name)).collect();
     if let Some(cargo) = std::env::var_os("CARGO") {
         let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
@@ -57,7 +57,7 @@ pub fn ours(name: &str) -> Result<PathBuf> {
     })
 }
 
-/// Copies a program to `to`, without what only debuggers read.
+/// Copies a program to `to`, without debug information.
 ///
 /// # Errors
 /// It cannot be copied.

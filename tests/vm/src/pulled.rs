@@ -1,9 +1,9 @@
-//! What the slow drive of a cache alone is worth when the fast one is pulled out for good.
+//! Whether the slow drive of a cache is usable alone after the fast drive is pulled out for good.
 //!
-//! In each round a machine writes files to ext4 on the cache, each synced and then named. While it
-//! does, and after, the slow drive is copied again and again, and each copy is checked as if it
-//! were all that is left. Then the fast drive fails every request; the cache has some seconds to do
-//! what it can; and the slow drive is checked for good, with every file that was named.
+//! In each round a machine writes files to ext4 on the cache, syncs each and then prints its name.
+//! Meanwhile and afterwards the slow drive is copied again and again, and each copy is checked as
+//! if it were all that is left. Then the fast drive fails every request; the cache has some seconds
+//! to react; and the slow drive is checked a last time, with every file that was named.
 
 use crate::lab;
 use clap::{Args, ValueEnum};
@@ -19,7 +19,7 @@ use ztier_vm::{Drive, Lab, Machine, Setup, Task};
 const LIMIT: Duration = Duration::from_secs(300);
 const SLOW: u64 = 96 << 20;
 const FAST: u64 = 32 << 20;
-/// How often the slow drive is looked at.
+/// Interval between checks of the slow drive.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// What is before the fast drive and the slow one.
@@ -62,13 +62,13 @@ impl System {
         }
     }
 
-    /// Where the slow drive's file system begins.
+    /// Offset of the file system on the slow drive.
     fn offset(self) -> u64 {
         if self == Self::Bcache { 8192 } else { 0 }
     }
 
-    /// Makes ext4 on the slow drive, so that it is whole from the beginning, puts the cache before
-    /// it, and mounts that.
+    /// Makes ext4 on the slow drive, so that it is complete from the beginning, puts the cache in
+    /// front of it, and mounts the cache.
     fn script(self) -> String {
         let (offset, blocks) = (self.offset(), (SLOW - self.offset()) / 4096);
         let (up, device) = match self {
@@ -96,7 +96,7 @@ fast=$(readlink /disk/fast)
 dmsetup create v --table "0 $sectors writecache s $slow $fast 4096 0"
 dmsetup mknodes v"#;
 
-/// All writes go to the cache, however much there is to do.
+/// Makes all writes go to the cache, at any load.
 const BCACHE: &str = r#"
 modprobe bcache
 make-bcache --writeback --wipe-bcache --bucket 16k -C /disk/fast -B /disk/slow >/dev/null
@@ -107,11 +107,11 @@ echo writeback >$here/cache_mode
 echo 0 >$here/sequential_cutoff
 for file in /sys/fs/bcache/*-*/congested_*_threshold_us; do echo 0 >$file; done"#;
 
-/// What the slow drive alone was found to be.
+/// The state of the slow drive alone.
 #[derive(Clone, Copy, Debug, Default)]
 struct Found {
     clean: bool,
-    /// Files that were durable, and those of them that are not there or not whole.
+    /// Files that were durable, and those of them that are missing or incomplete.
     files: u64,
     lost: u64,
 }
@@ -122,14 +122,14 @@ struct Tally {
     clean: u32,
     files: u64,
     lost: u64,
-    /// Looks at the slow drive before the fast one was pulled.
+    /// Checks of the slow drive before the fast one was pulled.
     looks: u32,
     looks_clean: u32,
-    /// Seconds in a row in which every look found it unclean: the longest.
+    /// The longest time in seconds in which every check found the drive unclean.
     exposed: f64,
 }
 
-/// Does all rounds, and prints a line for each system and state.
+/// Runs all rounds, and prints a line for each system and state.
 ///
 /// # Errors
 /// A machine fails, or a system does not come up.
@@ -184,7 +184,7 @@ struct Round<'a> {
 
 impl Round<'_> {
     fn run(&self, seed: u64, tally: &mut Tally) -> Result<()> {
-        // Other processes poll for their turn; the pause lets them have it.
+        // Other processes poll for the lock; the pause lets them have it.
         std::thread::sleep(LOOK);
         let _turn = self.lab.turn(Duration::from_secs(3600))?;
         let (slow, fast) = (Drive::new(SLOW, seed)?, Drive::new(FAST, seed + 1)?);
@@ -219,7 +219,7 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// Lets the work end.
+    /// Ends the work.
     fn quiet(machine: &Machine, work: &[&Task]) -> Result<()> {
         machine.ok("touch /tmp/end", LIMIT)?;
         while !work.iter().all(|task| task.ended()) {
@@ -229,7 +229,7 @@ impl Round<'_> {
     }
 }
 
-/// Writes files, each durable when its number is printed: each is a line again and again.
+/// Writes files, each durable when its number is printed; a file repeats one line.
 const WRITER: &str = r#"
 n=0
 mkdir /mnt/files
@@ -263,13 +263,13 @@ fn durable(writer: &Task) -> u64 {
     whole.next_back().and_then(|line| line.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Looks at the slow drive as if it were all that is left.
+/// Checks the slow drive as if it were all that is left.
 struct Watch<'a> {
     slow: &'a Arc<Drive>,
     image: &'a Path,
     system: System,
     tally: &'a mut Tally,
-    /// From when on it was unclean.
+    /// Time since which it is unclean.
     since: Option<Instant>,
 }
 
@@ -294,7 +294,7 @@ impl Watch<'_> {
     }
 }
 
-/// Whether a file system needs no more than its own journal.
+/// Whether a file system needs only a replay of its journal.
 fn clean(image: &Path) -> Result<bool> {
     let e2fsck = |args: &[&str]| {
         let done = Command::new("timeout")
@@ -306,21 +306,21 @@ fn clean(image: &Path) -> Result<bool> {
             .context("cannot run e2fsck")?;
         Ok::<_, Error>(done.status.code())
     };
-    // Replaying the journal is no repair: mounting does so, too.
+    // Replaying the journal is no repair: a mount does it, too.
     Ok(e2fsck(&["-y", "-E", "journal_only"])?.is_some_and(|status| status <= 1)
         && e2fsck(&["-fn"])? == Some(0))
 }
 
-/// What is left on a copy of the slow drive, when the files up to `durable` were.
+/// The state of a copy of the slow drive, if the files up to `durable` were durable.
 fn check(image: &Path, durable: u64) -> Result<Found> {
     let clean = clean(image)?;
     let place = image.with_extension("files");
     fs::create_dir(&place).context("cannot make a directory")?;
-    // What debugfs cannot read is not there.
+    // A file that debugfs cannot read counts as missing.
     let request = format!("rdump /files {}", place.display());
     let _ = program(120, "debugfs", &["-R", &request, &image.to_string_lossy()]);
     let mut found = Found { clean, ..Found::default() };
-    // The files that were removed are a third of all, the first ones; one more may have been.
+    // The removed files are a third of all, the first ones; one more may have been removed.
     for n in durable / 3 + 2..=durable {
         let line = format!("{n}\n");
         let len = usize::try_from(n * 7919 % 61 * 1024 + 1).unwrap_or(0);

@@ -1,5 +1,5 @@
 //! A machine with systemd that reboots again and again with file systems, LVM and LUKS on volumes:
-//! nothing that was written is lost, and nothing waits for anything in vain.
+//! no written data is lost, and no job waits in vain.
 
 use crate::debian::Debian;
 use crate::lab::Lab;
@@ -12,20 +12,20 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use ztier::error::{Context, Error, Result};
 
-/// The first boot's work, and that of each other one.
+/// The script of the first boot, and that of each other one.
 const PREPARE: &str = include_str!("../systemd/prepare");
 const ROUND: &str = include_str!("../systemd/round");
-/// The longest that a boot or a shutdown may take, also on a machine with other work.
+/// Limit on the time of a boot or a shutdown, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(900);
-/// Volumes with a log before a backing store.
+/// Volumes with a log in front of a backing store.
 const LOGGED: [&str; 3] = ["plain", "lvm", "luks"];
 const SLOW: u64 = 160 << 20;
 const FAST: u64 = 64 << 20;
 
-/// Reboots `rounds` times, and says to `out` how each went.
+/// Reboots `rounds` times, and prints each result to `out`.
 ///
 /// # Errors
-/// Something was lost, failed, or took too long.
+/// Data was lost, a step failed, or took too long.
 pub fn reboots(lab: &Lab, rounds: u32, export: &str, mut out: impl Write) -> Result<()> {
     let place = tempfile::Builder::new().prefix("ztier-vm-reboots-").tempdir();
     let place = place.context("cannot make a directory for disks")?;
@@ -36,10 +36,10 @@ pub fn reboots(lab: &Lab, rounds: u32, export: &str, mut out: impl Write) -> Res
     machine.ok(PREPARE, PATIENCE)?;
     for round in 1..=rounds {
         let begun = Instant::now();
-        // Its end is not told: the agent ends before.
+        // The reboot's end is not reported, as the agent ends before.
         machine.begin("systemctl reboot")?;
         machine.wait_for_boots(round + 1, PATIENCE)?;
-        // On a machine with other work most of it may be the emulated kernel's own boot.
+        // On a busy machine most of the time may be the emulated kernel's own boot.
         let seconds = begun.elapsed().as_secs();
         writeln!(out, "reboot {round}: {seconds} s").context(told)?;
         let done = machine.run("round", PATIENCE)?;
@@ -60,7 +60,7 @@ fn start(lab: &Lab, place: &Path, export: &str) -> Result<Machine> {
     install(&program, &debian.tree())?;
     let export = format!("export = \"{export}\"\n");
     let mut setup = Setup::new(lab).memory(768).reboots().root("root").patience(PATIENCE);
-    // The last of a shutdown is in no journal.
+    // The end of a shutdown is in no journal.
     setup = setup.append("loglevel=7 printk.devkmsg=on");
     let root = place.join("root");
     for name in LOGGED {
@@ -87,7 +87,7 @@ fn start(lab: &Lab, place: &Path, export: &str) -> Result<Machine> {
     setup.boot()
 }
 
-/// Installs a program and all that belongs to it as a package would.
+/// Installs a program and its files as a package would.
 fn install(program: &Path, tree: &Path) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let done = Command::new(root.join("scripts/install"))

@@ -1,4 +1,4 @@
-//! What a machine will be: memory, CPUs, disks, files, and what it boots.
+//! Description of a machine before its start: memory, CPUs, disks, files, and what it boots.
 
 use crate::drive::Drive;
 use crate::initramfs::Archive;
@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use ztier::error::Result;
 
-/// What this system does with what a machine writes to a disk's file.
+/// How this system caches a machine's writes to a disk's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cache {
-    /// Caches it, as a drive with a volatile cache does. Killing the machine loses nothing.
+    /// Cached, as by a drive with a volatile cache. Killing the machine loses nothing.
     Writeback,
-    /// Passes it by, as far as it can.
+    /// Bypasses the cache, as far as possible.
     None,
-    /// Caches it, and takes no notice of flushes.
+    /// Cached, and flushes are ignored.
     Unsafe,
 }
 
@@ -30,20 +30,20 @@ impl Cache {
     }
 }
 
-/// What is behind a disk.
+/// The backing of a disk.
 #[derive(Clone, Debug)]
 pub(crate) enum Behind {
-    /// A sparse file of this size, gone with the machine.
+    /// A sparse file of this size, removed with the machine.
     Sparse(u64, Cache),
-    /// The same, which moves no more than so many bytes and requests a second.
+    /// Such a file of this size, limited to these bytes and these requests a second.
     Held(u64, u64, u64),
-    /// A file of the caller's.
+    /// A file of the caller.
     File(PathBuf, Cache),
-    /// A drive of the caller's.
+    /// A drive of the caller.
     Drive(Arc<Drive>),
 }
 
-/// What a kernel says when it met an instruction that was half replaced.
+/// The kernel's message after it executed a half-replaced instruction.
 const EMULATION_FAULT: &str = "Oops: int3";
 
 /// A machine that can be started.
@@ -63,8 +63,8 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// A machine with 512 MiB of memory and two CPUs that boots busybox and the agent: its script
-    /// finds the programs of the lab, and disks as `/disk/NAME`.
+    /// A machine with 512 MiB of memory and two CPUs that boots busybox and the agent: scripts find
+    /// the programs of the lab, and disks as `/disk/NAME`.
     pub fn new(lab: &Lab) -> Self {
         Self {
             kernel: lab.kernel.vmlinuz(),
@@ -95,20 +95,20 @@ impl Setup {
         self
     }
 
-    /// A new disk of `size` bytes, gone with the machine.
+    /// A new disk of `size` bytes, removed with the machine.
     #[must_use]
     pub fn disk(self, name: &str, size: u64) -> Self {
         self.behind(name, Behind::Sparse(size, Cache::Writeback))
     }
 
-    /// A new disk of `size` bytes that moves at most `bytes` and does at most `requests` a second,
-    /// however fast this machine's are.
+    /// A new disk of `size` bytes, limited to `bytes` and `requests` a second, however fast this
+    /// machine's drives are.
     #[must_use]
     pub fn held_disk(self, name: &str, size: u64, bytes: u64, requests: u64) -> Self {
         self.behind(name, Behind::Held(size, bytes, requests))
     }
 
-    /// A disk over a file of the caller's.
+    /// A disk over a file of the caller.
     #[must_use]
     pub fn file_disk(self, name: &str, path: &Path, cache: Cache) -> Self {
         self.behind(name, Behind::File(path.to_owned(), cache))
@@ -125,21 +125,21 @@ impl Setup {
         self
     }
 
-    /// A file that is there from the beginning, in a directory that is there.
+    /// A file that exists from the beginning, in an existing directory.
     #[must_use]
     pub fn file(mut self, path: &str, content: &[u8]) -> Self {
         self.files.program(path.trim_start_matches('/'), content);
         self
     }
 
-    /// Boots the system on the disk `name` (its `/sbin/init`), not busybox. Whether it starts the
-    /// agent, and mounts anything, is up to it.
+    /// Boots the system on the disk `name` (its `/sbin/init`), not busybox. That system may or may
+    /// not start the agent, and mount anything.
     #[must_use]
     pub fn root(self, name: &str) -> Self {
         self.append(&format!("root={name}"))
     }
 
-    /// Words for the kernel's command line.
+    /// Adds words to the kernel's command line.
     #[must_use]
     pub fn append(mut self, words: &str) -> Self {
         self.append.push(' ');
@@ -147,7 +147,7 @@ impl Setup {
         self
     }
 
-    /// Lets the machine start again when it wants to, instead of ending then.
+    /// Lets the machine reboot, instead of ending then.
     #[must_use]
     pub fn reboots(mut self) -> Self {
         self.reboots = true;
@@ -161,7 +161,7 @@ impl Setup {
         self
     }
 
-    /// How long it may take until the agent is there; 120 s by default.
+    /// Limit on the time until the agent is up; 120 s by default.
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
@@ -171,12 +171,12 @@ impl Setup {
     /// Starts the machine, and waits for its agent.
     ///
     /// # Errors
-    /// It cannot be started, or ends, or takes too long; says what its console showed last.
+    /// The machine cannot be started, or ends, or takes too long; quotes its last console lines.
     pub fn boot(self) -> Result<Machine> {
         let again = self.clone();
         match self.boot_once() {
             // Now and then QEMU runs an instruction that one CPU's kernel is replacing while the
-            // other starts: nothing of ours has begun by then.
+            // other starts; no part of the test has begun by then.
             Err(e) if e.to_string().contains(EMULATION_FAULT) => {
                 eprintln!("ztier-vm: booting once more: {e}");
                 again.boot_once()
@@ -192,7 +192,7 @@ impl Setup {
         Ok(machine)
     }
 
-    /// Starts the machine, and waits for nothing.
+    /// Starts the machine without waiting.
     ///
     /// # Errors
     /// It cannot be started.

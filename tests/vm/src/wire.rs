@@ -1,34 +1,35 @@
 //! Frames between a test and the agent in its machine: kind, number, length, payload.
 //!
-//! Every frame begins with a mark, by which a reader finds the next one after a machine was reset
-//! in the middle of another.
+//! Every frame begins with a mark, by which a reader finds the next frame after a machine was reset
+//! in the middle of one.
 
 use std::io::{self, Read, Write};
 
 const MARK: [u8; 4] = *b"zvm1";
-/// Most bytes of a payload; larger things take several frames.
+/// Limit on the bytes of a payload; larger content takes several frames.
 pub const PAYLOAD_MAX: usize = 1 << 20;
 
-/// What a frame says.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// From the agent: it is there.
+    /// From the agent: it is up.
     Ready = 1,
-    /// To it: run this script; its output and its end come under the same number.
+    /// To the agent: run this script; its output and its end come with the same number.
     Run = 2,
-    /// To it: kill what runs under this number, with all that it has started.
+    /// To the agent: kill the task with this number, and all processes that it has started.
     Kill = 3,
-    /// To it: the path of a file that the following [`Kind::Data`] make; an [`Kind::End`] ends it.
+    /// To the agent: the path of a file whose content follows in [`Kind::Data`]; an [`Kind::End`]
+    /// ends it.
     Put = 4,
-    /// To it: send the file with this path.
+    /// To the agent: send the file with this path.
     Get = 5,
-    /// Either way: a piece of output or of a file.
+    /// In both directions: a piece of output or of a file.
     Data = 6,
-    /// Either way: the end, from the agent with a status of 4 bytes, little endian, and perhaps a
-    /// reason.
+    /// In both directions: the end, from the agent with a status of 4 bytes, little endian, and
+    /// perhaps a reason.
     End = 7,
-    /// To it: end, whereupon the machine is switched off.
+    /// To the agent: end, and switch the machine off.
     Off = 8,
 }
 
@@ -42,15 +43,15 @@ impl Kind {
 /// A frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// What it says.
+    /// Its kind.
     pub kind: Kind,
-    /// Which task it is about.
+    /// The number of its task.
     pub id: u32,
-    /// The rest.
+    /// Its content.
     pub payload: Vec<u8>,
 }
 
-/// Writes a frame, in one go.
+/// Writes a frame with a single write.
 ///
 /// # Errors
 /// Those of `to`; the payload is too large.
@@ -68,10 +69,10 @@ pub fn send(mut to: impl Write, kind: Kind, id: u32, payload: &[u8]) -> io::Resu
     to.write_all(&bytes)
 }
 
-/// Reads the next frame; what is before its mark is passed over.
+/// Reads the next frame; skips bytes before its mark.
 ///
 /// # Errors
-/// Those of `from`, which may be at its end.
+/// Those of `from`, including its end.
 pub fn receive(mut from: impl Read) -> io::Result<Frame> {
     loop {
         let mut mark = [0; 4];

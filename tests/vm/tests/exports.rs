@@ -1,4 +1,4 @@
-//! Exports as a kernel other than this machine's uses them: FUSE and a loop device, NBD and the
+//! Exports under a kernel other than this machine's: FUSE with a loop device, and NBD with the
 //! kernel's own client.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -7,9 +7,9 @@ mod support;
 use support::{lab, nothing_left, ok, refused, setup};
 use ztier_vm::Machine;
 
-/// Those of the volume are found, hold it, come back after a kill, and go with it.
+/// Partitions of the volume are found, hold data, come back after a kill, and go with the volume.
 fn partitions(machine: &Machine) {
-    // 62 MiB from the first.
+    // A partition of 62 MiB from 1 MiB on.
     let part = "ztier up f --size 64M --export fuse && cd /dev/ztier && \
                 printf '\\203\\0\\0\\0\\0\\001\\0\\0\\0\\076\\0\\0' >/tmp/p && \
                 dd if=/tmp/p of=f bs=1 seek=450 && \
@@ -45,7 +45,7 @@ fn fuse_and_nbd_carry_file_systems_on_another_kernel() {
         return;
     }
     ok(&machine, "ztier up n --size 256M --export nbd");
-    // Several connections, as fast clients have them.
+    // Several connections, as fast clients use them.
     ok(&machine, "nbd-client -unix /run/ztier/n.nbd /dev/nbd0 -N n -b 4096 -C 3");
     assert_eq!(ok(&machine, "blockdev --getsize64 /dev/nbd0"), "268435456\n");
     assert_eq!(ok(&machine, "cat /sys/block/nbd0/queue/write_cache"), "write back\n");

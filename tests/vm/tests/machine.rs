@@ -1,4 +1,4 @@
-//! The machines themselves: scripts, files, ends of all kinds, power cuts, drives that are pulled.
+//! The machines themselves: scripts, files, ends of all kinds, power cuts, pulled drives.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::path::Path;
@@ -11,7 +11,7 @@ fn ok(machine: &Machine, script: &str) -> String {
     machine.ok(script, SOON).unwrap_or_else(|e| panic!("{script}: {e}"))
 }
 
-/// A test that lasts holds no machine of another up.
+/// The laboratory, and the right to run machines, after at most 20 minutes of other tests.
 fn lab() -> Option<(Lab, ztier_vm::cache::Lock)> {
     let lab = Lab::for_test(&[])?;
     let turn = lab.turn(Duration::from_secs(1200)).unwrap();
@@ -24,7 +24,7 @@ fn scripts_and_files(machine: &Machine) {
     assert_eq!((failed.status, failed.text.as_str()), (7, "out\nerr\n"));
     let error = failed.ok().unwrap_err().to_string();
     assert!(error.contains("status 7") && error.contains("err"), "{error}");
-    // What a script leaves running is not waited for, and goes on.
+    // Processes that a script leaves running go on, and do not delay the script's end.
     let began = Instant::now();
     ok(machine, "(sleep 9; echo late >/tmp/late) & echo $!");
     assert!(began.elapsed() < Duration::from_secs(9));
@@ -34,7 +34,7 @@ fn scripts_and_files(machine: &Machine) {
     let error = machine.get("/no/such/file", SOON).unwrap_err().to_string();
     assert!(error.contains("/no/such/file"), "{error}");
     machine.put("/no/such/file", &content, SOON).unwrap_err();
-    // Several at a time, and one that is told to end.
+    // Several tasks at a time, and one that is killed.
     let tasks: Vec<_> =
         (0..4).map(|n| machine.begin(&format!("sleep 1; echo {n}")).unwrap()).collect();
     let endless = machine.begin("echo begun; while :; do :; done").unwrap();
@@ -63,7 +63,7 @@ fn machines_do_what_they_are_told_and_forget_what_was_not_flushed() {
     assert_eq!(ok(&machine, "blockdev --getsize64 $(readlink /disk/plain)"), "33554432\n");
     scripts_and_files(&machine);
 
-    // A drive's content is there after a cut if it was flushed.
+    // A drive's content survives a cut if it was flushed.
     ok(
         &machine,
         "tr '\\0' a </dev/zero | dd of=/disk/fast bs=1M count=16 iflag=fullblock oflag=direct conv=fsync",
@@ -91,7 +91,7 @@ fn machines_do_what_they_are_told_and_forget_what_was_not_flushed() {
     assert_eq!(old + new, 4 << 20);
     assert!(old >= cut.lost * 4096 && new >= cut.kept * 4096, "{old} {new} {cut:?}");
 
-    // A drive that is pulled fails, and nothing else does.
+    // A pulled drive fails, and nothing else does.
     drive.pull();
     let script = "dd if=/disk/fast of=/dev/null bs=4k count=1 iflag=direct";
     assert_ne!(machine.run(script, SOON).unwrap().status, 0);
@@ -99,7 +99,7 @@ fn machines_do_what_they_are_told_and_forget_what_was_not_flushed() {
     drive.plug();
     ok(&machine, script);
 
-    // A machine that dies is noticed, with what it said.
+    // The death of a machine is noticed, with its last console output.
     let began = Instant::now();
     let error = machine.run("echo c >/proc/sysrq-trigger", SOON).unwrap_err().to_string();
     assert!(error.contains("gone") && error.contains("panic"), "{error}");
@@ -119,7 +119,7 @@ fn a_machine_ends_with_order_and_in_time() {
     ok(&machine, "mkfs.ext4 -q /disk/data && mount /disk/data /mnt && echo kept >/mnt/file");
     ok(&machine, "umount /mnt");
     machine.off().unwrap();
-    // One whose kernel does nothing any more is not waited for.
+    // A machine whose kernel hangs does not block the test.
     let machine = setup.boot().unwrap();
     assert_eq!(ok(&machine, "mount /disk/data /mnt && cat /mnt/file"), "kept\n");
     let began = Instant::now();

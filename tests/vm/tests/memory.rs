@@ -1,7 +1,7 @@
-//! A machine with little memory whose disks are volumes: the kernel needs them to make room, and
-//! they need room to work. The kernel names a task that waits too long for either.
+//! A machine with little memory whose disks are volumes: the kernel needs them to free memory, and
+//! they need memory to work. The kernel names a task that waits too long for either.
 //!
-//! `ZTIER_VM_SECONDS` says how long each kind of pressure lasts; by default 15.
+//! `ZTIER_VM_SECONDS` sets the duration of each kind of pressure; by default 15.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support;
@@ -10,12 +10,12 @@ use std::time::Duration;
 use support::{lab, nothing_left, ok, setup, times};
 use ztier_vm::Machine;
 
-/// The longest, in ms, that requests may wait for a device that ends none meanwhile, on emulated
-/// CPUs that have to share real ones.
+/// Limit, in ms, on the time that requests may wait while the device completes none, on emulated
+/// CPUs that share real ones.
 const STALL_MAX: u64 = 5000;
 
-/// Looks at the requests of the device `$1`; prints how long, at most, some waited and none ended,
-/// in ms.
+/// Watches the requests of the device `$1`; prints the longest time, in ms, in which some waited
+/// and none ended.
 const WATCH: &str = r#"
 stat=/sys/class/block/$(basename $(readlink -f $1))/stat
 most=0
@@ -33,7 +33,7 @@ done
 echo $((most * 10))
 "#;
 
-/// Takes `$1` MiB of memory again and again that cannot be swapped out where there is no swap.
+/// Allocates `$1` MiB of memory again and again; without swap it cannot be reclaimed.
 const HOG: &str = r#"
 while [ ! -e /tmp/end ]; do
     dd if=/dev/zero of=/dev/shm/hog bs=1M count=$1 2>/dev/null
@@ -41,7 +41,7 @@ while [ ! -e /tmp/end ]; do
 done
 "#;
 
-/// More dirty pages than there is memory, in files that are compared in the end.
+/// Writes more dirty pages than there is memory, to files that are compared in the end.
 const WRITE: &str = r#"
 dd if=/dev/urandom of=/tmp/noise bs=1M count=16 2>/dev/null
 n=0
@@ -59,13 +59,13 @@ for file in /mnt/[0-4]; do
 done
 "#;
 
-/// Milliseconds for which processors were taken away from this machine, since its start.
+/// Milliseconds of CPU time stolen from this machine, since its start.
 fn stolen() -> u64 {
     let stat = std::fs::read_to_string("/proc/stat").unwrap();
     stat.split_whitespace().nth(8).map_or(0, |ticks| ticks.parse::<u64>().unwrap() * 10)
 }
 
-/// The kernel has named no task that hung or was killed.
+/// Asserts that the kernel has reported no hung or killed task.
 fn no_task_hung(machine: &Machine) {
     let said =
         ok(machine, "dmesg | grep -E 'blocked for more|Out of memory|oom-kill|I/O error'; true");
@@ -96,7 +96,7 @@ fn writeback_under_pressure_does_not_stall() {
     let done = write.wait(patience).unwrap().ok().unwrap();
     hog.wait(patience).unwrap();
     let most: u64 = watch.wait(patience).unwrap().ok().unwrap().trim().parse().unwrap();
-    // What this machine lost, the emulated one could not use.
+    // CPU time stolen from this machine was lost to the emulated one.
     let lost = stolen().saturating_sub(stolen_before);
     println!("{seconds} s: {} written; no request ended for at most {most} ms", done.trim());
     println!("{}{}", free, least);

@@ -1,5 +1,5 @@
-//! The Debian package in a machine with systemd: installed and used as the documents say, with
-//! every command in them; replaced below a file system that is at work; removed, and purged.
+//! The Debian package in a machine with systemd: installed and used as in the documents, with every
+//! command in them; upgraded below a busy file system; removed, and purged.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support;
@@ -17,12 +17,12 @@ use ztier_vm::programs::ours;
 use ztier_vm::{Cache, Lab, Machine, Setup};
 
 const MIB: u64 = 1 << 20;
-/// What makes each document's machine the same.
+/// The script that gives each document's machine the same state.
 const SANDBOX: &str = include_str!("../systemd/sandbox");
-/// The drives that documents name.
+/// The drives that the documents name.
 const DRIVES: [(&str, u64); 4] =
     [("sdb", 512 * MIB), ("nvme0n1p3", 256 * MIB), ("sdb2", 256 * MIB), ("mmcblk0p3", 256 * MIB)];
-/// Units whose start takes an emulated CPU seconds, and which nothing here has to do with.
+/// Units that are irrelevant here and take an emulated CPU seconds to start.
 const NEEDLESS: [&str; 19] = [
     "dbus.service",
     "dbus.socket",
@@ -44,7 +44,7 @@ const NEEDLESS: [&str; 19] = [
     "systemd-update-utmp.service",
     "systemd-user-sessions.service",
 ];
-/// What no console of root shows: where to put what has been read there.
+/// Beginnings of the commands of a checkout, which documents show in `sh` blocks.
 const CHECKOUT: [&str; 6] = ["./run", "./test", "./bench", "cargo", "scripts/", "tests/vm/"];
 
 fn project() -> PathBuf {
@@ -75,7 +75,7 @@ fn installs(step: &Step) -> bool {
     step.command.starts_with("dpkg -i ")
 }
 
-/// Makes a package of the program as it was built for this test.
+/// Makes a package of the program as built for this test.
 fn package(to: &Path, version: Option<&str>) -> PathBuf {
     let mut command = Command::new(project().join("scripts/package"));
     let file = to.join(format!("ztier_{}_amd64.deb", version.unwrap_or("0.2.0-1")));
@@ -88,7 +88,7 @@ fn package(to: &Path, version: Option<&str>) -> PathBuf {
     file
 }
 
-/// Says what is missing for packages, if anything is.
+/// What is missing for making packages, if anything is.
 fn packages_lack() -> Option<&'static str> {
     let has = |name: &str| find(name).is_some();
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -113,7 +113,7 @@ fn the_package_is_installed_used_as_documented_replaced_and_removed() {
     }
     let Some((lab, _turn)) = lab_with(&["ztier", "ztier-vm-pressure"]) else { return };
     let place = tempfile::tempdir().unwrap();
-    // A machine that starts mostly waits for one of its CPUs.
+    // A booting machine mostly waits for one of its CPUs.
     let (machine, old, new) = std::thread::scope(|scope| {
         let machine = scope.spawn(|| boot(&lab, place.path()));
         let (old, new) = (package(place.path(), None), package(place.path(), Some("0.2.0-2")));
@@ -137,7 +137,7 @@ fn the_package_is_installed_used_as_documented_replaced_and_removed() {
     let mut wrong = Vec::new();
     for (name, text) in documents() {
         let mut steps = steps(&name, &text, true);
-        // What is installed already need not be installed again: an emulated CPU takes seconds.
+        // Installed packages need not be installed again: that takes an emulated CPU seconds.
         let first = steps.iter().position(installs).filter(|at| *at == 0 || name == "README.md");
         first.map(|at| steps.remove(at));
         wrong.extend(root_steps(&machine, &name, &steps));
@@ -150,7 +150,7 @@ fn the_package_is_installed_used_as_documented_replaced_and_removed() {
     machine.off().unwrap();
 }
 
-/// All files of a package with their times and modes; its version is not among them.
+/// All files of a package with their times and modes, without the version.
 fn content(file: &Path) -> Vec<u8> {
     let done = Command::new("dpkg-deb").arg("--fsys-tarfile").arg(file).output().unwrap();
     assert!(done.status.success() && done.stdout.len() > 1 << 20, "{done:?}");
@@ -163,7 +163,7 @@ fn lint(file: &Path) {
         println!("skipped: there is no lintian");
         return;
     }
-    // It does not remove all of its temporary files.
+    // The program does not remove all of its temporary files.
     let temporary = tempfile::tempdir().unwrap();
     let mut lintian = Command::new("lintian");
     lintian.env("TMPDIR", temporary.path()).args(["--fail-on", "error,warning"]).arg(file);
@@ -202,7 +202,7 @@ fn boot(lab: &Lab, place: &Path) -> Option<Machine> {
     Some(machine)
 }
 
-/// By its own way, as README.md has it. The installation starts nothing.
+/// Checks the installed package, as README.md describes it. The installation starts nothing.
 fn installed(machine: &Machine) {
     let (name, text) = documents().remove(0);
     let install = steps(&name, &text, true).into_iter().find(installs).unwrap().command;
@@ -241,7 +241,7 @@ fn installed(machine: &Machine) {
     }
 }
 
-/// Runs what a document tells root to; returns what went wrong.
+/// Runs a document's commands for root; returns the error, if any.
 fn root_steps(machine: &Machine, name: &str, steps: &[Step]) -> Option<String> {
     let only = std::env::var("ZTIER_VM_DOCUMENT");
     if steps.is_empty() || only.is_ok_and(|only| only.split(',').all(|only| only != name)) {
@@ -260,7 +260,7 @@ fn root_steps(machine: &Machine, name: &str, steps: &[Step]) -> Option<String> {
     document::judge(&steps, &done.text).err().map(|e| format!("{name}: {e}"))
 }
 
-/// Another version comes while a file system is at work on a volume.
+/// Installs another version while a file system is busy on a volume.
 fn replaced(machine: &Machine) {
     ok(machine, "sandbox /root/replaced");
     let file = "backing = \"/dev/disk/by-id/virtio-sdb\"\n\
@@ -291,7 +291,7 @@ fn replaced(machine: &Machine) {
         ok(machine, "dpkg-query -W -f '${Version}' ztier; tail -n 1 /etc/ztier/README"),
         "0.2.0-2# mine\n"
     );
-    // The one that serves is the one that did, until it is told otherwise.
+    // The old daemon serves on until an explicit restart.
     assert_eq!((pid(), exe(&before)), (before.clone(), "/usr/bin/ztier (deleted)".to_owned()));
     let at = "ls /mnt | wc -l";
     let written = |least: u64| {
@@ -320,8 +320,8 @@ fn replaced(machine: &Machine) {
     println!("{} files whole", done.text.trim());
 }
 
-/// Refused as long as there is anything to lose; then nothing is left but what only an
-/// administrator may throw away.
+/// The removal is refused while there is data to lose; afterwards nothing is left but files that
+/// only an administrator may delete.
 fn removed(machine: &Machine) {
     let done = machine.run("dpkg -r ztier </dev/null", SOON).unwrap();
     assert!(done.status != 0 && done.text.contains("volumes are up: data mem"), "{done:?}");
@@ -343,7 +343,7 @@ fn removed(machine: &Machine) {
     assert_eq!((record.len(), others), (1, vec!["/var/lib/ztier"]), "{left}");
 }
 
-/// As a user other than root, where this test is root's.
+/// Runs as a user other than root, even if this test runs as root.
 #[test]
 fn commands_of_all_users_do_what_documents_show() {
     let place = tempfile::tempdir().unwrap();
@@ -386,7 +386,7 @@ fn commands_of_all_users_do_what_documents_show() {
     }
 }
 
-/// Whatever looks like a command is one that is run, or says why not.
+/// Every block that looks like a command is run, or has a stated reason why not.
 #[test]
 fn every_block_of_a_document_says_what_it_is() {
     for (name, text) in documents() {
@@ -394,7 +394,7 @@ fn every_block_of_a_document_says_what_it_is() {
             let at = format!("{name}:{}", block.line);
             match block.kind.as_str() {
                 "console" => assert!(!block.lines.is_empty(), "{at}"),
-                // From a checkout: the commands of the project's tests and developers.
+                // For a checkout: the commands of the project's tests and developers.
                 "sh" => {
                     for line in block.lines.iter().filter(|line| !line.starts_with([' ', '#'])) {
                         let known = CHECKOUT.iter().any(|begin| line.starts_with(begin));

@@ -1,7 +1,7 @@
-//! The power is cut while ext4 on a volume with a log is written to, again and again, on drives
-//! that forget what was not flushed. Whatever an fsync returned for is there, and ext4 is whole.
+//! Power cuts while processes write to ext4 on a volume with a log, again and again, on drives that
+//! lose what was not flushed. All that an fsync has covered is there, and ext4 is intact.
 //!
-//! `ZTIER_VM_CUTS` says how often; by default three times.
+//! `ZTIER_VM_CUTS` sets the number of cuts; by default three.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support;
@@ -36,12 +36,12 @@ struct Place {
     backing: Arc<Drive>,
     /// The durable files: writer and number.
     durable: Vec<(String, u32)>,
-    /// Blocks that drives did not keep.
+    /// Blocks that the drives lost.
     forgotten: u64,
 }
 
 impl Place {
-    /// Brings machine and volume up. With a log, if there was any work before, recovers it.
+    /// Brings machine and volume up. Recovers the log if there was any work before.
     fn up(&self) -> Result<Machine, String> {
         let machine = self.setup.clone().boot().unwrap();
         ok(&machine, "modprobe loop; modprobe ublk_drv");
@@ -50,9 +50,9 @@ impl Place {
         Ok(machine)
     }
 
-    /// What is wrong with the file system, and with files that were durable.
+    /// Checks the file system, and the files that were durable.
     fn check(&self, machine: &Machine) -> Result<(), String> {
-        // The kernel replays ext4's own journal; then nothing may be left to be mended.
+        // The kernel replays ext4's own journal; after that nothing may need repair.
         let script = "mount /dev/ztier/v /mnt && umount /mnt && e2fsck -fn /dev/ztier/v \
                       && mount /dev/ztier/v /mnt";
         machine.ok(script, SOON).map_err(|e| e.to_string())?;
@@ -78,7 +78,7 @@ impl Place {
         let before = self.durable.len();
         for writer in &writers {
             assert!(!writer.ended(), "a writer failed: {}", writer.output());
-            // What is on its way to us is durable, too; but we do not know it.
+            // A line still in transit names a durable file, too; but the test does not know it.
             for line in writer.output().split_inclusive('\n').filter(|line| line.ends_with('\n')) {
                 let (who, n) = line.trim().split_once(' ').unwrap();
                 self.durable.push((who.to_owned(), n.parse().unwrap()));
@@ -113,7 +113,7 @@ fn ext4_on_a_log_survives_power_cuts() {
     println!("{} files were durable", place.durable.len());
     assert!(place.forgotten > 0, "no cut took anything away");
 
-    // And it would notice: a drive that says it has flushed, and has not.
+    // Counter-check: the test notices a drive that reports a flush and does not flush.
     place.log.lie(true);
     place.backing.lie(true);
     place.write_until_cut(machine, 0);

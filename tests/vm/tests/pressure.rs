@@ -1,9 +1,9 @@
-//! A machine that is short of memory as a whole, with a volume by ublk as its swap: a load of twice
-//! its memory compares every byte, a probe beside it gets on, and the kernel names no task that
-//! hung. `tests/vm/pressure` does this for ten minutes.
+//! A machine that is short of memory as a whole, with a ublk volume as its swap: a load of twice
+//! its memory compares every byte, a probe beside it makes progress, and the kernel reports no hung
+//! task. `tests/vm/pressure` does this for ten minutes.
 //!
-//! `ZTIER_VM_PRESSURE` says for how many seconds; by default 15. A load that is too slow to swap in
-//! that time runs again, for twice as long (15, 30, 60, 120 s).
+//! `ZTIER_VM_PRESSURE` sets the duration in seconds; by default 15. A load that is too slow to swap
+//! in during that time runs again, for twice as long (15, 30, 60, 120 s).
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support;

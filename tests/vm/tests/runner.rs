@@ -1,5 +1,6 @@
-//! `ztier run` with cgroups of version 2 and swap by ublk: a program gets every byte back, whatever
-//! is killed meanwhile, and nothing is left. And swap that comes and goes below a program at work.
+//! `ztier run` with cgroups of version 2 and swap by ublk: a program gets every byte back,
+//! whichever process is killed meanwhile, and nothing is left behind. Also swap that comes and goes
+//! below a busy program.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support;
@@ -10,10 +11,10 @@ use ztier_vm::{Machine, Task};
 
 /// A program that fills memory and compares all of it.
 const LOAD: &str = "ztier-vm-pressure load";
-/// The daemon: the first number of that name, before the runner's.
+/// The daemon's pid: the first number of that name, before the runner's.
 const PID: &str = r#"$(grep -o '"pid":[0-9]*' /run/ztier/job.json | head -n 1 | cut -d : -f 2)"#;
 
-/// What `ztier run` has written down for the number `key`.
+/// The number that `ztier run` has recorded for `key`.
 fn took(machine: &Machine, key: &str) -> u64 {
     let text = ok(machine, "cat /tmp/took");
     let line = text.lines().find(|line| line.contains(&format!("\"{key}\":")));
@@ -21,12 +22,12 @@ fn took(machine: &Machine, key: &str) -> u64 {
     line.split_once(": ").unwrap().1.trim_end_matches(',').parse().unwrap()
 }
 
-/// Starts `ztier run` with 32 MiB for the load of so many MiB; when this returns, it has swapped.
+/// Starts `ztier run` with 32 MiB for a load of `load` MiB; returns when it has swapped.
 fn begin(machine: &Machine, load: &str) -> Task {
     begin_program(machine, &format!("{LOAD} {load}"))
 }
 
-/// The same for a program that says `filled` itself.
+/// Starts `ztier run` for a program that prints `filled` itself.
 fn begin_program(machine: &Machine, program: &str) -> Task {
     let run = "exec ztier run --mem 32M --name job --export ublk --";
     let task = machine.begin(&format!("echo run $$; {run} {program}")).unwrap();
@@ -36,13 +37,13 @@ fn begin_program(machine: &Machine, program: &str) -> Task {
     task
 }
 
-/// The process of a `ztier run` that said so first.
+/// The pid of a `ztier run`, which prints it first.
 fn runner(task: &Task) -> String {
     let said = task.output();
     said.lines().find_map(|line| line.strip_prefix("run ")).unwrap().to_owned()
 }
 
-/// Nothing is left of any run: no volume, no swap, no cgroup, and the settings are what they were.
+/// Nothing is left of any run: no volume, no swap, no cgroup, and the settings are as before.
 #[track_caller]
 fn all_gone(machine: &Machine) {
     nothing_left(machine);
@@ -69,15 +70,15 @@ fn programs_get_every_byte_back_whatever_is_killed() {
     step("daemon killed", daemon_killed);
     step("both killed", both_killed);
     step("swap moved", swap_moved);
-    // Writes may be refused, see `calmly`.
+    // The device may refuse writes, see `calmly`.
     let bad = "i/o error|read-error on swap-device|blocked for|Killed";
     assert_eq!(ok(&machine, &format!("dmesg | grep -iE '{bad}'; true")), "");
     step("swap lost", swap_lost);
     machine.off().unwrap();
 }
 
-/// Runs a script that has to succeed; once more if writes were refused, as they may be while the
-/// real CPUs are taken away and the mempool is used up.
+/// Runs a script that has to succeed; a second time if writes were refused, as they may be while
+/// the real CPUs are taken away and the mempool is used up.
 #[track_caller]
 fn calmly(machine: &Machine, script: &str) -> String {
     let text = ok(machine, script);
@@ -106,7 +107,8 @@ fn status_and_signals(machine: &Machine) {
     let task = machine.begin(&format!("echo run $$; exec {run} sh -c \"{program}\"")).unwrap();
     task.wait_for("ready", SOON).unwrap();
     let pid = runner(&task);
-    // No restart: `ztier run` watches its daemon, and would take one that leaves for one that died.
+    // Not by a restart: `ztier run` watches its daemon, and would take one that leaves for a dead
+    // one.
     let refused = machine.run("ztier restart job", SOON).unwrap();
     assert!(refused.status == 4 && refused.text.contains("ztier run"), "{refused:?}");
     ok(machine, &format!("kill -USR1 {pid}"));
@@ -140,25 +142,25 @@ fn daemon_killed(machine: &Machine) {
     assert!(done.status == 0 && done.text.contains("compared 24576 pages"), "{done:?}");
 }
 
-/// Several programs that swap. When no daemon serves the device, its queue is full in a second of
-/// pages that are not taken, and the processes that wait for them can't be killed.
+/// Starts several programs that swap. Without a daemon, the device's queue fills within a second
+/// with pending pages, and the processes that wait for them can't be killed.
 fn begin_several(machine: &Machine) -> Task {
     begin_program(machine, &format!("sh -c '{}wait'", format!("{LOAD} 16 & ").repeat(4)))
 }
 
 fn both_killed(machine: &Machine) {
     let task = begin_several(machine);
-    // Stopped first, so that neither acts upon the other's end.
+    // Stopped first, so that neither reacts to the other's end.
     ok(machine, &format!("kill -STOP {0}; kill -9 {PID}; sleep 1; kill -9 {0}", runner(&task)));
     assert_eq!(task.wait(SOON).unwrap().status, 128 + 9);
     let text = ok(machine, "ztier run --mem 16M --export ublk -- true");
     assert!(text.contains("job, an earlier run that was killed: removed"), "{text}");
 }
 
-/// What was swapped out goes with the daemon and the memory holder: the program is ended.
+/// Swapped-out memory is lost with the daemon and the memory holder: the program is killed.
 fn swap_lost(machine: &Machine) {
     let task = begin_several(machine);
-    // Looked for before: what others are called may be swapped out.
+    // Looked up before: the names of other processes may be swapped out.
     let script = format!(
         r#"daemon={PID}
         for p in /proc/[0-9]*; do
@@ -173,7 +175,7 @@ fn swap_lost(machine: &Machine) {
     assert_eq!(done.status, 128 + 9, "{done:?}");
 }
 
-/// Swap is taken away below a program at work: what was in it comes back, and goes to the next.
+/// Swap is taken away below a busy program: its content comes back, and goes to the next swap.
 fn swap_moved(machine: &Machine) {
     ok(
         machine,
@@ -187,7 +189,7 @@ fn swap_moved(machine: &Machine) {
     let limit = |most: &str| ok(machine, &format!("echo {most} >/sys/fs/cgroup/load/memory.max"));
     for (old, new) in [("one", "two"), ("two", "one")] {
         ok(machine, &format!("ztier swapon {new} --priority 5"));
-        // The kernel gives up where what comes back has no room at once.
+        // The kernel gives up where returning pages have no room at once.
         limit("max");
         let text = ok(machine, &format!("ztier swapoff {old}"));
         assert!(text.contains("is no swap any more"), "{text}");

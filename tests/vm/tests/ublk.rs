@@ -1,8 +1,8 @@
 //! The ublk export on the kernel's own driver: devices that come and go, file systems, fio's
-//! verifier with discards, daemons that are killed and replaced while their device is in use.
+//! verifier with discards, daemons killed and replaced while their device is in use.
 //!
-//! `ZTIER_VM_ROUNDS` says how often devices come and go (by default 100), `ZTIER_VM_KILLS` how many
-//! daemons are killed (20), `ZTIER_VM_RESTARTS` how many are replaced (4).
+//! `ZTIER_VM_ROUNDS` sets how often devices come and go (by default 100), `ZTIER_VM_KILLS` the
+//! number of killed daemons (20), `ZTIER_VM_RESTARTS` the number of replaced ones (4).
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support;
@@ -17,13 +17,13 @@ fn boot(lab: &Lab) -> Machine {
     machine
 }
 
-/// What a device that is gone may have left: open files, processes, memory that is not given back.
+/// Resources that a removed device may have left: open files, processes, memory.
 #[derive(Debug)]
 struct Held {
     files: i64,
     processes: i64,
-    /// KiB that the kernel can't take back from their owners. (What it says is available goes
-    /// up and down by megabytes with its caches.)
+    /// KiB that the kernel can't reclaim. (Its figure of available memory goes up and down by
+    /// megabytes with its caches.)
     memory: i64,
 }
 
@@ -69,7 +69,7 @@ fn up_and_down(machine: &Machine) {
         );
         machine.ok(&script, Duration::from_secs(600)).unwrap()
     };
-    // What is made once stays.
+    // Allocations that are made only once stay.
     cycles(5);
     let before = Held::now(machine);
     let (rounds, began) = (times("ZTIER_VM_ROUNDS", 100), Instant::now());
@@ -88,7 +88,7 @@ fn file_systems_and_discards(lab: &Lab, machine: &Machine) {
     ok(machine, "ztier up u --size 400M --export ublk");
     assert!(ok(machine, "readlink -f /dev/ztier/u").starts_with("/dev/ublkb"));
     let queue = |key: &str| ok(machine, &format!("cat /sys/block/ublkb0/queue/{key}"));
-    // There is nothing to flush in a volume in memory.
+    // A volume in memory has nothing to flush.
     assert_eq!((queue("write_cache"), queue("fua")), ("write through\n".into(), "0\n".into()));
     assert_eq!(queue("logical_block_size"), "4096\n");
     assert_ne!(
@@ -127,7 +127,7 @@ fn file_systems_and_discards(lab: &Lab, machine: &Machine) {
     ok(machine, "umount /mnt && ztier down u --discard");
 }
 
-/// fio, which writes everything and compares everything, and ends at the first error.
+/// fio writes and compares everything, and ends at the first error.
 const FIO: &str = r#"
 rm -f /tmp/end
 fio() { command fio --name=v --filename=/dev/ztier/u --size=96M --bs=4k --ioengine=libaio \

@@ -1,4 +1,4 @@
-//! The ublk export where something is in the way: what is refused, with which words, and that a
+//! The ublk export where a condition prevents it: what is refused, with which message, and that a
 //! refusal leaves everything as it was.
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +18,7 @@ fn what_is_in_the_way_is_named_and_nothing_changes() {
     let machine = setup(&lab).memory(768).boot().unwrap();
     ok(&machine, "modprobe ublk_drv; modprobe loop");
 
-    // A machine without io_uring has no ublk, and something else.
+    // A machine without io_uring has no ublk, and uses another export.
     ok(&machine, "echo 2 >/proc/sys/kernel/io_uring_disabled");
     refused(&machine, "ztier up u --size 64M --export ublk", "io_uring_disabled=0");
     assert!(ok(&machine, "ztier up u --size 64M --dry-run").contains("no io_uring"));
@@ -32,7 +32,7 @@ fn what_is_in_the_way_is_named_and_nothing_changes() {
         assert!(ok(&machine, "ztier status u").contains("64 MiB"));
     }
 
-    // A device with a mounted file system is not taken away, also not that of a dead daemon.
+    // A device with a mounted file system is not removed, also if its daemon is dead.
     ok(&machine, "mkfs.ext4 -q /dev/ztier/u && mount /dev/ztier/u /mnt && echo kept >/mnt/a");
     refused(&machine, "ztier down u --discard", "mounted on /mnt");
     ok(&machine, KILL);
@@ -44,7 +44,7 @@ fn what_is_in_the_way_is_named_and_nothing_changes() {
 
     a_partition_is_as_good(&machine);
 
-    // A process that waits for a device that is never served again gets an error.
+    // A process that waits for a device that no daemon will serve again gets an error.
     ok(&machine, "ztier up u --size 64M --export ublk");
     ok(&machine, KILL);
     let reader = machine.begin("dd if=/dev/ztier/u of=/dev/null bs=64k iflag=direct").unwrap();
@@ -57,7 +57,8 @@ fn what_is_in_the_way_is_named_and_nothing_changes() {
     assert!(done.status != 0 && done.text.contains("error"), "{done:?}");
     nothing_left(&machine);
 
-    // Removed by force under a process: its requests fail, and the device goes when it is closed.
+    // The device is removed by force under a process: its requests fail, and the device goes when
+    // the process closes it.
     ok(&machine, "ztier up u --size 64M --export ublk");
     let held = "exec 3</dev/ztier/u; echo open; while [ ! -e /tmp/enough ]; do sleep 0.2; done";
     let holder = machine.begin(held).unwrap();
@@ -72,7 +73,7 @@ fn what_is_in_the_way_is_named_and_nothing_changes() {
     machine.off().unwrap();
 }
 
-/// As the whole device: 62 MiB from the first.
+/// A partition behaves as the whole device: 62 MiB from 1 MiB on.
 fn a_partition_is_as_good(machine: &Machine) {
     let part = "ztier up u --size 64M --export ublk && cd /dev/ztier && \
                 printf '\\203\\0\\0\\0\\0\\010\\0\\0\\0\\360\\1\\0' | dd of=u bs=1 seek=450 && \
@@ -89,7 +90,7 @@ fn a_partition_is_as_good(machine: &Machine) {
     nothing_left(machine);
 }
 
-/// Kills the daemon and the memory holder, which would be replaced if the daemon saw it die.
+/// Kills the daemon and the memory holder; a running daemon would replace its memory holder.
 const KILL_BOTH: &str = r#"pid=$(sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' /run/ztier/u.json | head -1)
 kill -STOP $pid
 for p in /proc/[0-9]*; do
@@ -97,7 +98,7 @@ for p in /proc/[0-9]*; do
 done
 kill -9 $pid; sleep 0.3"#;
 
-/// Has more swapped out than it leaves in memory, of a file in memory.
+/// Makes more of a file in memory go to swap than stays in memory.
 const FILL: &str = "mount -t cgroup2 none /sys/fs/cgroup
 echo +memory >/sys/fs/cgroup/cgroup.subtree_control
 mkdir /sys/fs/cgroup/little && echo 16M >/sys/fs/cgroup/little/memory.max || exit 1
@@ -125,7 +126,7 @@ fn by_force_a_dead_daemon_s_device_goes_whatever_holds_it() {
     ok(&machine, "umount /mnt");
     nothing_left(&machine);
 
-    // Where nothing is kept, no daemon can go on with it.
+    // Where no memory is kept, no daemon can take the device over.
     ok(&machine, mounted);
     ok(&machine, KILL_BOTH);
     refused(&machine, "ztier down u", "mounted on /mnt");
@@ -133,7 +134,7 @@ fn by_force_a_dead_daemon_s_device_goes_whatever_holds_it() {
     ok(&machine, "ztier down u --force && umount /mnt");
     nothing_left(&machine);
 
-    // Swap does not outlive its device, with what was in it.
+    // Swap does not outlive its device; its content is lost.
     ok(
         &machine,
         "ztier up u --size 64M --export ublk && ztier swapon u && mount -t tmpfs none /mnt",

@@ -26,7 +26,7 @@ pub fn run(args: &CacheArgs) -> Result<()> {
     let done = cached::run(&mut report, args.data, args.quick);
     print("\n== ratios");
     print(&report.ratio_table());
-    // What was found before a failure is still saved.
+    // Results from before a failure are still saved.
     report.save(&args.output)?;
     done
 }

@@ -11,10 +11,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 use ztier::error::{Context, Error, Result};
 
-/// What a machine does before a run: it has control groups, which its first programs do not mount.
+/// Preparation in the machine: mounts control groups, which its first programs do not mount.
 const PREPARE: &str = "mkdir -p /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs/cgroup; \
     echo +memory >/sys/fs/cgroup/cgroup.subtree_control; ";
-/// The longest that a load may be told to run, in seconds.
+/// Limit on the `--seconds` of a load.
 const SECONDS_MAX: f64 = 1e6;
 
 #[derive(Args)]
@@ -94,7 +94,7 @@ impl ScanArgs {
         };
         let mut report = Report::new("scan");
         let failed = scan::run(&mut report, &choice, &place);
-        // What was measured before a failure is still reported and saved.
+        // Results from before a failure are still reported and saved.
         let failed = failed.or_else(|e| {
             report.missing("scan", "all", &e);
             Ok::<_, Error>(vec!["scan".to_owned()])
@@ -102,7 +102,7 @@ impl ScanArgs {
         finish(&report, &self.output, &failed)
     }
 
-    /// In a machine as small as the source's.
+    /// Runs the table in a virtual machine as small as the source's.
     fn in_machine(&self) -> Result<()> {
         let disks = "/disk/swap,/disk/zswap,/disk/spill";
         let mut inside: Vec<String> = ["scan", "--disk", disks].map(str::to_owned).into();
@@ -125,7 +125,7 @@ impl ScanArgs {
         }
         let machine = Inside {
             args: inside,
-            // The only one with zswap.
+            // The only flavour with zswap.
             kernel: Flavour::Full,
             memory: 512,
             cpus: 1,
@@ -142,7 +142,7 @@ impl ScanArgs {
 }
 
 impl LoadArgs {
-    /// Runs the load, and prints what it found as JSON.
+    /// Runs the load, and prints its results as JSON.
     pub fn run(self) -> Result<()> {
         let limit = match self.seconds {
             Some(s) if (0.0..=SECONDS_MAX).contains(&s) => Some(Duration::from_secs_f64(s)),

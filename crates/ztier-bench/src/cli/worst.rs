@@ -1,4 +1,4 @@
-//! `ztier-bench worst-case`, and the program that does nothing beside its load.
+//! `ztier-bench worst-case`, and the program that only occupies memory.
 
 use super::{finish, name_of};
 use crate::report::{Output, Report};
@@ -9,15 +9,15 @@ use std::path::PathBuf;
 use ztier::config::size;
 use ztier::error::{Error, Result};
 
-/// What the machine does before: control groups, which its first programs do not mount.
+/// Preparation in the machine: mounts control groups, which its first programs do not mount.
 const PREPARE: &str = "mkdir -p /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs/cgroup; \
     echo +memory >/sys/fs/cgroup/cgroup.subtree_control; ";
-/// What its disks do in a second, unless told.
+/// Default limits of the disks, in bytes a second: quick and normal runs.
 const BANDWIDTH: [u64; 2] = [200_000_000, 80_000_000];
-/// Requests a second: what comes in order is not held back by them, and swap is, as by the arm of
-/// a disk of 7200 rpm.
+/// Requests a second: sequential access is not limited by them, and swap is, as by the arm of a
+/// 7200 rpm disk.
 const REQUESTS: [u64; 2] = [1000, 120];
-/// Memory, in MiB.
+/// Memory of the machine, in MiB: quick and normal runs.
 const MEMORY: [u32; 2] = [192, 512];
 
 #[derive(Args)]
@@ -79,7 +79,7 @@ impl WorstArgs {
         };
         let mut report = Report::new("worst-case");
         let failed = worst::run(&mut report, &choice, self.svg.as_deref());
-        // What was measured before a failure is still reported and saved.
+        // Results from before a failure are still reported and saved.
         let failed = failed.or_else(|e| {
             report.missing("worst-case", "all", &e);
             Ok::<_, Error>(vec!["worst-case".to_owned()])
@@ -109,7 +109,7 @@ impl WorstArgs {
             kernel: Flavour::Cloud,
             memory,
             cpus: 2,
-            // The largest file, a journal and tables.
+            // Room for the largest file, a journal and tables.
             disks: &[("files", 4 << 30), ("swap", 1 << 30), ("spill", 1 << 30)],
             held: &[files, swap, swap],
             modules: "fuse loop ublk_drv ext4",
@@ -123,7 +123,7 @@ impl WorstArgs {
 }
 
 impl HeapArgs {
-    /// Fills it and waits.
+    /// Fills the memory and waits.
     pub fn run(self) -> Result<()> {
         worst::idle(self.mib)
     }

@@ -72,7 +72,7 @@ impl ZcacheArgs {
         };
         let mut report = Report::new("zcache");
         let failed = zcache::run(&mut report, &choice);
-        // What was measured before a failure is still reported and saved.
+        // Results from before a failure are still reported and saved.
         let failed = failed.or_else(|e| {
             report.missing("zcache", "all", &e);
             Ok::<_, Error>(vec!["zcache".to_owned()])

@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use ztier::BLOCK_SIZE;
 use ztier::error::{Error, Result};
 
-/// Where data of each kind is found on any Linux machine.
+/// Directories with data of each kind on any Linux machine.
 const SOURCES: [&[&str]; 2] = [&["/usr/bin", "/usr/lib"], &["/usr/share/doc", "/usr/share"]];
-/// At most this much of one file, so that no file stands for all.
+/// Limit on the bytes of one file, so that no file dominates.
 const FILE_MAX: usize = 1 << 20;
-/// Enough names to choose from.
+/// Limit on the names to choose from.
 const NAMES_MAX: usize = 20_000;
 
-/// Fills whole blocks with contents of files in a random order that the seed fixes. Blocks of one
-/// repeated word are left out: they would measure the special case for them.
+/// Fills whole blocks with contents of files in a random order that the seed fixes. Leaves out
+/// blocks of one repeated word, as they would measure the special case for them.
 pub fn fill(bytes: &mut [u8], seed: u64) -> Result<()> {
     let half = bytes.len() / BLOCK_SIZE / 2 * BLOCK_SIZE;
     let (first, second) = bytes.split_at_mut(half);
@@ -43,7 +43,7 @@ fn fill_from(bytes: &mut [u8], sources: &[&str], seed: u64) -> Result<()> {
         return Err(Error::failure(format!("no readable files in {}", sources.join(", ")))
             .hint("use --data 2:1"));
     }
-    // A small machine: what there is, again.
+    // On a small machine the contents repeat.
     for at in (filled..bytes.len()).step_by(BLOCK_SIZE) {
         bytes.copy_within(at - filled..at - filled + BLOCK_SIZE, at);
     }
@@ -65,7 +65,7 @@ fn list(dir: &Path, names: &mut Vec<PathBuf>) {
     }
 }
 
-/// Copies whole blocks of a file to the front of `bytes`; returns how many bytes.
+/// Copies whole blocks of a file to the front of `bytes`; returns the number of bytes.
 fn append(bytes: &mut [u8], name: &Path) -> usize {
     let mut content = Vec::new();
     let Ok(file) = File::open(name) else { return 0 };

@@ -1,4 +1,4 @@
-//! How far LZ4 shrinks a block: used to make data and to state what was made.
+//! LZ4's compression of a block: used to make data and to state its ratio.
 
 use std::ffi::c_int;
 use ztier::BLOCK_SIZE;

@@ -1,9 +1,9 @@
-//! What is written: blocks of known compressibility, the same in every run with the same seed.
+//! Write data: blocks of known compressibility, the same in every run with the same seed.
 //!
-//! Invariants: the content of a block is a function of (pool, block number, generation); its first
-//! eight bytes name block and generation, so that whatever reads it back can tell a right block
-//! from a misplaced, stale or damaged one. No block of a pool is one repeated word, which stores
-//! keep without compressing it.
+//! Invariants: the content of a block is a function of (pool, block number, generation). Its first
+//! eight bytes name block and generation, so that a reader can tell a right block from a misplaced,
+//! stale or damaged one. No block of a pool is one repeated word, which stores keep without
+//! compressing it.
 
 mod files;
 mod lz4;
@@ -17,25 +17,25 @@ use std::str::FromStr;
 use ztier::BLOCK_SIZE;
 use ztier::error::{Error, Result};
 
-/// The longest record that a pool gives out in one piece.
+/// Length of the longest record that a pool returns in one piece.
 pub const RECORD_MAX: usize = 16 << 20;
-/// Bytes of distinct blocks in a pool, by default: far beyond any processor cache.
+/// Default bytes of distinct blocks in a pool: far beyond any processor cache.
 pub const POOL_BYTES: usize = 48 << 20;
-/// How far the pool is turned with each generation, in blocks (a prime).
+/// Blocks by which each generation rotates the pool (a prime).
 const TURN: u64 = 2659;
 /// Bits of the stamp that hold the block number; the generation is above them.
 const BLOCK_BITS: u32 = 40;
 
-/// Which data.
+/// A kind of data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
-    /// IOzone's: one word a page, the rest zeros. Shrinks by more than 100:1.
+    /// IOzone's: one word a page, the rest zeros. Compresses by more than 100:1.
     Iozone,
-    /// Every block shrinks about as much: LZ4 at 4 KiB reaches this ratio.
+    /// All blocks compress about equally: LZ4 at 4 KiB reaches this ratio.
     Ratio(f64),
-    /// Blocks shrink to anything between almost nothing and not at all; this ratio in the mean.
+    /// Blocks compress between almost completely and not at all; this ratio in the mean.
     Mix(f64),
-    /// As fio makes compressible data: each block random bytes, then zeros; this ratio.
+    /// As fio's compressible data: each block has random bytes, then zeros; this ratio.
     Runs(f64),
     /// Blocks of real files of the machine: programs, libraries, documentation.
     Files,
@@ -78,20 +78,20 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A store of blocks from which all data of a workload is cut.
+/// The blocks from which all data of a workload is cut.
 pub struct Pool {
     /// `distinct` blocks, then a copy of the first ones so that a record never wraps.
     bytes: AlignedBuf,
     distinct: u64,
-    /// Which data it is.
+    /// The kind of data.
     pub kind: Kind,
-    /// How far LZ4 shrinks it, block by block, with the stamps in place.
+    /// LZ4's ratio, block by block, with the stamps in place.
     pub ratio: f64,
 }
 
 impl Pool {
-    /// Makes `bytes` of distinct blocks. A pool smaller than [`RECORD_MAX`] gives out records of
-    /// at most its own size.
+    /// Makes `bytes` of distinct blocks. A pool smaller than [`RECORD_MAX`] returns records of at
+    /// most its own size.
     ///
     /// # Errors
     /// No memory; no readable files for [`Kind::Files`].
@@ -101,7 +101,7 @@ impl Pool {
         let mut buf = AlignedBuf::new(distinct * BLOCK_SIZE + most)?;
         let (body, tail) = buf.split_at_mut(distinct * BLOCK_SIZE);
         match kind {
-            // Every page is taken now: later it would count as what the workload itself uses.
+            // Touches every page now: later its memory would count as the workload's.
             Kind::Iozone => body.fill(0),
             Kind::Ratio(ratio) => synth::fill_uniform(body, ratio, seed),
             Kind::Mix(ratio) => synth::fill_mixed(body, ratio, seed),
@@ -114,20 +114,20 @@ impl Pool {
         Ok(pool)
     }
 
-    /// One of its own for another thread (stamps are written in place).
+    /// A copy for another thread (stamps are written in place).
     pub fn duplicate(&self) -> Result<Self> {
         Ok(Self { bytes: self.bytes.duplicate()?, ..*self })
     }
 
-    /// Keeps all of it in memory, whatever is short.
+    /// Locks the pool in memory.
     ///
     /// # Errors
-    /// More than this process may lock.
+    /// The pool is larger than this process may lock.
     pub fn lock(&self) -> Result<()> {
         self.bytes.lock()
     }
 
-    /// The data of `len` bytes from `offset` on (both multiples of 4096, `len` ≤ [`RECORD_MAX`]).
+    /// The data for `len` bytes from `offset` on (both multiples of 4096, `len` ≤ [`RECORD_MAX`]).
     pub fn record(&mut self, offset: u64, generation: u32, len: usize) -> &[u8] {
         let block = offset / BLOCK_SIZE as u64;
         let at = self.place(block, generation);
@@ -138,12 +138,13 @@ impl Pool {
         record
     }
 
-    /// Whether `data`, read from `offset`, is what [`Pool::record`] gave for it, byte for byte.
+    /// Whether `data`, read from `offset`, equals [`Pool::record`] of the same place, byte for
+    /// byte.
     pub fn matches(&mut self, offset: u64, generation: u32, data: &[u8]) -> bool {
         self.record(offset, generation, data.len()) == data
     }
 
-    /// The mean length of a block after LZ4, in bytes; what does not shrink counts whole.
+    /// The mean length of a block after LZ4, in bytes; an incompressible block counts whole.
     pub fn mean_compressed(&self) -> f64 {
         BLOCK_SIZE as f64 / self.ratio
     }
@@ -183,7 +184,7 @@ fn stamp(block: u64, generation: u32) -> u64 {
     ((u64::from(generation) << BLOCK_BITS) | block) ^ 0x9e37_79b9_7f4a_7c15
 }
 
-/// Which block and generation a block claims to be.
+/// The block and generation in a block's stamp.
 pub fn claim(block: &[u8]) -> Option<(u64, u32)> {
     let word = u64::from_le_bytes(block.get(..8)?.try_into().ok()?) ^ 0x9e37_79b9_7f4a_7c15;
     let generation = u32::try_from(word >> BLOCK_BITS).ok()?;
@@ -193,7 +194,7 @@ pub fn claim(block: &[u8]) -> Option<(u64, u32)> {
 /// Checks the stamps of a record that was read from `offset`: cheap enough for timed regions.
 ///
 /// # Errors
-/// Names the first block that is not the one asked for.
+/// Names the first block that is not the requested one.
 pub fn check_stamps(offset: u64, generation: u32, data: &[u8]) -> Result<()> {
     let first = offset / BLOCK_SIZE as u64;
     for (block, bytes) in (first..).zip(data.chunks_exact(BLOCK_SIZE)) {
@@ -308,7 +309,7 @@ mod tests {
     #[test]
     fn a_damaged_a_stale_and_a_misplaced_block_are_found() {
         let mut pool = Pool::build(Kind::Ratio(2.0), RECORD_MAX, 1).unwrap();
-        // The last record wraps at the end of the pool.
+        // The last record reaches beyond the end of the distinct blocks.
         let offset = RECORD_MAX as u64 - 8192;
         let mut data = pool.record(offset, 0, 65536).to_vec();
         check_stamps(offset, 0, &data).unwrap();

@@ -1,13 +1,13 @@
-//! Synthetic blocks: random bytes between copies of what came shortly before.
+//! Synthetic blocks: random bytes between copies of recent bytes.
 //!
-//! A block is cut into pieces of varying length; a share of each piece is new (random), the rest
-//! repeats an earlier stretch of the block. The share is found by compressing samples, so that
-//! LZ4's own costs are part of the ratio.
+//! A block consists of pieces of varying length; a share of each piece is new (random), the rest
+//! repeats an earlier part of the block. Compressing samples yields the share, so that LZ4's
+//! overhead is part of the ratio.
 
 use super::{Rng, compressed_len};
 use ztier::BLOCK_SIZE;
 
-/// Fills whole blocks that all shrink about `ratio`:1.
+/// Fills whole blocks that all compress about `ratio`:1.
 pub fn fill_uniform(bytes: &mut [u8], ratio: f64, seed: u64) {
     let share = share_for(BLOCK_SIZE as f64 / ratio, seed);
     let mut rng = Rng::new(seed);
@@ -16,8 +16,8 @@ pub fn fill_uniform(bytes: &mut [u8], ratio: f64, seed: u64) {
     }
 }
 
-/// Fills whole blocks whose compressed lengths are spread evenly around 4096 ÷ `ratio`, as widely
-/// as a block allows (from about a fiftieth to the whole).
+/// Fills whole blocks with compressed lengths spread evenly around 4096 ÷ `ratio`, as widely as a
+/// block allows (from about a fiftieth to the whole).
 pub fn fill_mixed(bytes: &mut [u8], ratio: f64, seed: u64) {
     const STEPS: u32 = 64;
     let mean = BLOCK_SIZE as f64 / ratio;
@@ -35,7 +35,7 @@ pub fn fill_mixed(bytes: &mut [u8], ratio: f64, seed: u64) {
 
 /// Fills whole blocks with random bytes at the front and zeros behind them.
 pub fn fill_runs(bytes: &mut [u8], ratio: f64, seed: u64) {
-    // What LZ4 needs for the run of zeros.
+    // Bytes that LZ4 needs for the run of zeros.
     const RUN: f64 = 16.0;
     let random = (BLOCK_SIZE as f64 / ratio - RUN) as usize;
     let mut rng = Rng::new(seed);
@@ -45,7 +45,7 @@ pub fn fill_runs(bytes: &mut [u8], ratio: f64, seed: u64) {
     }
 }
 
-/// The share of new bytes with which blocks come out `len` bytes long, by bisection.
+/// The share of new bytes with which blocks compress to `len` bytes, by bisection.
 fn share_for(len: f64, seed: u64) -> f64 {
     const SAMPLES: usize = 24;
     let mean = |share: f64| {
@@ -54,7 +54,7 @@ fn share_for(len: f64, seed: u64) -> f64 {
         let total: usize = (0..SAMPLES)
             .map(|_| {
                 fill_block(&mut block, share, &mut rng);
-                // The stamp that a pool puts there later.
+                // In place of the stamp that a pool writes here later.
                 rng.fill(&mut block[..8]);
                 compressed_len(&block)
             })
@@ -74,10 +74,10 @@ fn share_for(len: f64, seed: u64) -> f64 {
 }
 
 fn fill_block(block: &mut [u8], share: f64, rng: &mut Rng) {
-    // The seed of the block, from which the first copies are taken.
+    // Random bytes at the block's beginning, for the first copies.
     rng.fill(&mut block[..16]);
     let mut at = 16;
-    // Carries fractions of bytes over, so that small shares are met too.
+    // Carries fractions of bytes over, so that small shares are met, too.
     let mut owed = 0.0;
     while at < block.len() {
         let piece = (48 + rng.below(208) as usize).min(block.len() - at);

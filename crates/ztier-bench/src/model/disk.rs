@@ -1,24 +1,24 @@
 //! A rotating disk: a queue, a volatile write cache, and one arm.
 //!
-//! Reads and writes arrive in a queue of which the drive knows the first 32. A write completes as
-//! soon as the cache has room for it. The arm takes what it can reach first (seek, settling and
-//! rotation together): reads before writes of the cache, unless the cache is nearly full or a flush
-//! waits. After a read it reads ahead.
+//! Reads and writes arrive in a queue, of which the drive knows the first 32. A write completes as
+//! soon as the cache has room for it. The arm takes the request that it reaches first (seek,
+//! settling and rotation together): reads before writes of the cache, unless the cache is nearly
+//! full or a flush waits. After a read the arm reads ahead.
 //!
-//! Invariants: a flush stands in the queue as a barrier, as on SATA: what comes after it waits for
-//! it, and it completes when all that came before is done and the cache is empty; flushes that
-//! arrive meanwhile find nothing newer to flush and complete with it. Waiting makes a request more
-//! urgent, so none waits for ever.
+//! Invariants: a flush is a barrier in the queue, as on SATA: later requests wait for it, and it
+//! completes when all earlier ones are done and the cache is empty; flushes that arrive meanwhile
+//! have nothing newer to flush and complete with it. Waiting raises a request's priority, so none
+//! waits for ever.
 
 use super::geometry::{Geometry, Place};
 use super::params::DiskParams;
 use super::{Done, Nanos, Request, Ticket, transfer};
 use std::collections::VecDeque;
 
-/// The longest write that neighbours in the cache are joined into, in bytes.
+/// Limit in bytes on a write that joins neighbours in the cache.
 const JOINED_MAX: u64 = 1 << 20;
 
-/// Bytes on the medium.
+/// A byte range on the medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Extent {
     at: u64,
@@ -43,27 +43,27 @@ struct Waiting {
     since: Nanos,
 }
 
-/// Writes in the cache that go to the medium as one.
+/// Writes in the cache that go to the medium as one write.
 #[derive(Clone, Copy, Debug)]
 struct Dirty {
     extent: Extent,
     since: Nanos,
 }
 
-/// What the arm did last.
+/// The last action of the arm.
 #[derive(Debug)]
 struct Arm {
-    /// Until when it is busy with it.
+    /// Time at which the action ends.
     free: Nanos,
-    /// Where it ended.
+    /// Track on which the action ended.
     track: u64,
-    /// The byte after it.
+    /// The byte after the action.
     end: u64,
-    /// It was a read, so the drive reads on.
+    /// Whether the action was a read, so that the drive reads ahead.
     read: bool,
 }
 
-/// What the arm may do next.
+/// A possible next action of the arm.
 #[derive(Clone, Copy, Debug)]
 enum Candidate {
     /// A request in the queue, by position.
@@ -77,19 +77,20 @@ enum Candidate {
 pub struct Disk {
     p: DiskParams,
     geometry: Geometry,
-    /// Of the latest event.
+    /// Time of the latest event.
     clock: Nanos,
     link_free: Nanos,
     arm: Arm,
-    /// What has not completed, nor been taken by the arm or the cache, as it arrived.
+    /// Requests that have neither completed nor been taken by the arm or the cache, in order of
+    /// arrival.
     waiting: VecDeque<Waiting>,
     /// Flushes that complete with the one in the queue.
     joined: Vec<Ticket>,
-    /// Until when a flush holds up what comes after it.
+    /// Time until which a flush delays later requests.
     flushed: Nanos,
-    /// Writes in the cache that the arm has not begun, as they came.
+    /// Writes in the cache that the arm has not begun, in order of arrival.
     dirty: VecDeque<Dirty>,
-    /// Bytes of the cache in use, those that the arm is writing among them.
+    /// Bytes of the cache in use, including those that the arm is writing.
     cached: u64,
     /// Bytes that the arm is writing from the cache.
     writing: u64,
@@ -152,14 +153,14 @@ impl Disk {
         self.waiting.iter().any(|waiting| waiting.request == Request::Flush)
     }
 
-    /// Requests that the drive knows of: those before a flush, and not too many.
+    /// Number of requests that the drive knows: those before a flush, up to the queue's size.
     fn known(&self) -> usize {
         let queue = self.waiting.iter().take(self.p.queue);
         queue.take_while(|waiting| waiting.request != Request::Flush).count()
     }
 
-    /// Takes what needs no arm, as far as it is possible now: writes into the cache, reads from it,
-    /// a flush with nothing before it.
+    /// Takes all that needs no arm, as far as possible now: writes into the cache, reads from the
+    /// cache, a flush with nothing before it.
     fn admit(&mut self, done: &mut Vec<Done>) {
         let mut position = 0;
         while position < self.known() {
@@ -188,7 +189,7 @@ impl Disk {
         }
     }
 
-    /// A write into the cache; when it completes, or `None` without room.
+    /// Takes a write into the cache; returns when it completes, or `None` without room.
     fn cache(&mut self, new: Extent) -> Option<Nanos> {
         if self.cached > 0 && self.cached + new.len > self.p.cache {
             return None;
@@ -207,20 +208,20 @@ impl Disk {
         Some(self.link(self.clock, new.len))
     }
 
-    /// When a read completes that the cache of writes has whole.
+    /// When a read completes that the write cache holds completely; `None` otherwise.
     fn cached_read(&mut self, wanted: Extent) -> Option<Nanos> {
         let hit = self.dirty.iter().any(|old| old.extent.contains(wanted));
         hit.then(|| self.link(self.clock, wanted.len))
     }
 
-    /// The link carries a command and its data.
+    /// The link carries a command and its data; returns when that ends.
     fn link(&mut self, now: Nanos, len: u64) -> Nanos {
         let start = now.max(self.link_free);
         self.link_free = start + self.p.command + transfer(len, self.p.link);
         self.link_free
     }
 
-    /// What the arm does next: what it reaches first, less what waiting is worth.
+    /// The next action of the arm: the one that it reaches first, less a bonus for waiting.
     fn pick(&self) -> Option<Candidate> {
         // Writes that are still in the queue wait for room.
         let in_queue = (0..self.known())
@@ -229,7 +230,7 @@ impl Disk {
         let pressed = self.cached > self.p.cache / 4 * 3 || self.flush_waits();
         let cache_too = pressed || in_queue.clone().next().is_none();
         let window = if cache_too { self.dirty.len().min(self.p.queue) } else { 0 };
-        // Writes of the cache have completed: what counts is their order.
+        // Writes in the cache have completed already: only their order counts.
         let youngest = self.dirty.get(window.saturating_sub(1)).map_or(0, |dirty| dirty.since);
         let from_cache = (0..window).map(Candidate::Dirty);
         in_queue.chain(from_cache).min_by_key(|&candidate| {
@@ -254,8 +255,8 @@ impl Disk {
         }
     }
 
-    /// How long from now until the arm can begin with it, and when that is. It began earlier if it
-    /// is within what is being read ahead.
+    /// How long from now until the arm can begin `candidate`, and when that is. The begin is in the
+    /// past if the data is in the range being read ahead.
     fn reach(&self, candidate: Candidate) -> (Nanos, Nanos) {
         let (extent, write) = self.extent(candidate);
         let now = self.clock;
@@ -271,20 +272,20 @@ impl Disk {
         (begin.saturating_sub(now), begin)
     }
 
-    /// When a byte comes by, if the arm reads on from where it is.
+    /// When a byte passes the head, if the arm reads on from its place.
     fn comes_by(&self, at: u64, place: Place) -> Option<Nanos> {
         let gap = at.checked_sub(self.arm.end)?;
         if !self.arm.read || gap >= self.p.ahead {
             return None;
         }
         let (time, track) = self.geometry.transfer(self.arm.end, gap);
-        // It stops when it has read enough.
+        // The arm stops when it has read enough.
         let kept = (self.p.ahead - gap) * self.p.turn / place.bytes;
         let there = (self.arm.free + time).max(self.clock.saturating_sub(kept));
         Some(there + self.geometry.seek(track, place.track, false))
     }
 
-    /// The arm goes there and transfers.
+    /// Moves the arm to `candidate` and transfers.
     fn perform(&mut self, candidate: Candidate, done: &mut Vec<Done>) {
         let (extent, write) = self.extent(candidate);
         let (_, begin) = self.reach(candidate);
@@ -298,7 +299,7 @@ impl Disk {
             Candidate::Waiting(n) => {
                 if let Some(Waiting { ticket, request, .. }) = self.waiting.remove(n) {
                     let data = if matches!(request, Request::Read { .. }) { extent.len } else { 0 };
-                    // The link carries while the medium is read: only what it lags behind counts.
+                    // The link transfers while the medium is read, so only its lag counts.
                     let link = self.link(self.clock, data);
                     done.push((ticket, link.max(self.arm.free + self.p.command)));
                 }
@@ -331,7 +332,7 @@ mod tests {
         Request::Write { at, len: 4096 }
     }
 
-    /// Lets time pass until all is decided.
+    /// Advances time until every request is decided.
     fn finish(model: &mut Model, done: &mut Vec<Done>) {
         while let Some(next) = model.next() {
             model.advance(next, done);
@@ -360,14 +361,14 @@ mod tests {
         let mut now = model.serve(0, Request::Read { at: 0, len });
         let start = now;
         for n in 1..100 {
-            // The host takes its time, but less than the medium needs.
+            // The host needs some time, but less than the medium.
             now = model.serve(now + 200 * US, Request::Read { at: n * len, len });
         }
         let rate = 99 * len * 1000 / ((now - start) / MS);
         assert!((99_000_000..101_000_000).contains(&rate), "{rate}");
         let idle = now + 100 * MS;
         assert!(model.serve(idle, read(100 * len)) - idle < 100 * US, "from the cache");
-        // A little further on, which has been read, too.
+        // A little further on, where the drive has read, too.
         let idle = idle + MS;
         let past = model.serve(idle, read(100 * len + len / 2)) - idle;
         assert!(past < 100 * US, "over a gap: {past}");
@@ -384,7 +385,7 @@ mod tests {
         assert!((2 * MS..30 * MS).contains(&(flushed - first)), "{}", flushed - first);
         let again = model.serve(flushed + 1, Request::Flush);
         assert!(again - flushed < MS, "nothing to do");
-        // The next block comes just too late: a turn.
+        // The next block comes just too late, so the disk needs another turn.
         let next = model.serve(again, write(10 * GIB + 4096));
         let turn = model.serve(next, Request::Flush) - flushed;
         assert!(turn.abs_diff(TURN) < MS / 2, "{turn}");
@@ -457,7 +458,7 @@ mod tests {
     #[test]
     fn the_oldest_is_not_passed_over_for_ever() {
         let (mut model, mut done, mut rng) = (model(), Vec::new(), Rng::new(4));
-        // Far away, among many that are near each other and keep coming.
+        // A distant request among many that are near each other and keep coming.
         model.submit(0, Ticket::MAX, read(0), &mut done);
         model.submit(0, 0, read(400 * GIB), &mut done);
         let mut next = 1;

@@ -1,12 +1,11 @@
-//! A drive that keeps what is written in memory and takes as long as its model says.
+//! A drive that keeps data in memory and takes the time that its model computes.
 //!
-//! Requests of several threads are in the model's queue at the same time, as they would be in a
-//! drive's. In virtual time no thread waits: each request is served alone, and moves a clock that
-//! can be read.
+//! Requests of several threads are in the model's queue at the same time, as in a real drive's. In
+//! virtual time no thread waits: each request is served alone, and advances a readable clock.
 //!
-//! Invariants: what a write stored is read back at once; a request returns no earlier than it
-//! completes in the model; while requests are undecided, exactly one of their threads sees to it
-//! that the model's time passes (the pacer), and the others sleep until they are decided.
+//! Invariants: a read sees every write that has returned. A request returns no earlier than it
+//! completes in the model. While requests are undecided, exactly one of their threads (the pacer)
+//! advances the model's time, and the others sleep until their requests are decided.
 
 use super::pages::Pages;
 use super::{Done, Model, Name, Nanos, Request, Ticket, wait};
@@ -17,7 +16,7 @@ use std::time::Duration;
 use ztier::media::{ALIGN, Action, Drive, DriveError};
 use ztier::sync::Mutex;
 
-/// A system's number for "invalid argument".
+/// Errno for "invalid argument".
 const EINVAL: i32 = 22;
 
 /// A modelled drive.
@@ -28,26 +27,26 @@ pub struct ModelDrive {
 }
 
 enum Time {
-    /// Of the machine.
+    /// On the machine's clock.
     Real(Box<Queue>),
-    /// The model and its clock.
+    /// The model and its virtual clock.
     Virtual(Mutex<(Model, Nanos)>),
 }
 
 impl ModelDrive {
-    /// A new, empty drive that takes its time.
+    /// A new, empty drive in real time.
     pub fn real_time(name: Name) -> Self {
         Self { name, pages: Pages::new(), time: Time::Real(Box::new(Queue::new(name))) }
     }
 
     /// A new, empty drive in virtual time, for deterministic tests: its clock begins at 0, and
-    /// passes only while a request is served.
+    /// advances only while a request is served.
     pub fn virtual_time(name: Name) -> Self {
         let time = Time::Virtual(Mutex::new((Model::new(name), 0)));
         Self { name, pages: Pages::new(), time }
     }
 
-    /// The drive's clock, since it was made.
+    /// The drive's clock, in nanoseconds since the drive was made.
     pub fn now(&self) -> Nanos {
         match &self.time {
             Time::Real(queue) => queue.now(),
@@ -55,18 +54,18 @@ impl ModelDrive {
         }
     }
 
-    /// Gets the memory for so many bytes before they are written, as a real drive has it.
+    /// Allocates memory for `bytes` before they are written, as a real drive has it.
     pub fn reserve(&self, bytes: u64) {
         self.pages.reserve(bytes);
     }
 
-    /// Memory that its content takes, in bytes.
+    /// Bytes of memory that the content takes.
     pub fn kept_bytes(&self) -> u64 {
         self.pages.bytes()
     }
 
-    /// Serves a request and does the work on the memory meanwhile: what copying takes is a part of
-    /// the modelled time, not on top of it.
+    /// Serves a request and runs `work` on the memory meanwhile: the time for copying is a part of
+    /// the modelled time, not added to it.
     fn serve(&self, request: Request, work: impl FnOnce()) {
         match &self.time {
             Time::Real(queue) => queue.serve(request, work),
@@ -116,12 +115,12 @@ impl Drive for ModelDrive {
     }
 }
 
-/// The requests of all threads that are under way.
+/// The requests of all threads in flight.
 #[derive(Debug)]
 struct Queue {
-    /// When the model's time began, on the machine's clock.
+    /// Start of the model's time, on the machine's clock.
     start: Nanos,
-    /// Threads that may spin at a time: one processor stays with the others.
+    /// Limit on the threads that spin at a time: one processor stays free for others.
     spinners: usize,
     /// Threads that wait for a known time.
     waiting: AtomicUsize,
@@ -132,18 +131,18 @@ struct Queue {
 struct State {
     model: Model,
     ticket: Ticket,
-    /// Always empty, but for its capacity.
+    /// Always empty; kept for its capacity.
     done: Vec<Done>,
     open: HashMap<Ticket, Fate>,
     pacer: Option<Ticket>,
 }
 
-/// What is known of a request.
+/// The state of a request.
 #[derive(Debug)]
 enum Fate {
-    /// Nothing yet; the thread to wake when its end is decided.
+    /// Not decided; the thread to wake when its completion time is decided.
     Undecided(Thread),
-    /// When it completes.
+    /// The time at which it completes.
     Decided(Nanos),
 }
 
@@ -180,7 +179,7 @@ impl Queue {
         self.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Waits until it is known when the request completes.
+    /// Waits until the completion time of the request is known.
     fn decided(&self, ticket: Ticket) -> Nanos {
         loop {
             let mut state = self.state.lock();
@@ -206,7 +205,7 @@ impl Queue {
 }
 
 impl State {
-    /// When it completes, or under which name it waits for that to be decided.
+    /// Completion time of the request, or the ticket under which it waits for the decision.
     fn submit(&mut self, now: Nanos, request: Request) -> Result<Nanos, Ticket> {
         self.ticket += 1;
         let ticket = self.ticket;
@@ -225,7 +224,7 @@ impl State {
         self.settle();
     }
 
-    /// Tells the threads what was decided.
+    /// Reports decided requests to their threads.
     fn settle(&mut self) {
         for (ticket, end) in self.done.drain(..) {
             let fate = self.open.insert(ticket, Fate::Decided(end));
@@ -237,8 +236,9 @@ impl State {
         }
     }
 
-    /// The end of a decided request, which leaves. If no request paces then, another one is woken:
-    /// also by one that was woken to pace and was decided before it could begin.
+    /// Removes a decided request; returns its completion time. If no request paces then, another is
+    /// woken to pace: also by a request that was woken to pace and was decided before it could
+    /// begin.
     fn take(&mut self, ticket: Ticket) -> Option<Nanos> {
         let Some(&Fate::Decided(end)) = self.open.get(&ticket) else { return None };
         self.open.remove(&ticket);

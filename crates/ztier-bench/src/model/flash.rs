@@ -1,57 +1,58 @@
-//! An SSD: a link, a volatile buffer of writes, and dies that work at the same time.
+//! An SSD: a link, a volatile write buffer, and dies that work in parallel.
 //!
-//! A write occupies the link, completes when the buffer has it, and is programmed from there in
+//! A write occupies the link, completes when it is in the buffer, and is programmed from there in
 //! pieces, on each die in turn. A read occupies its die, its channel and the link. Overwriting
-//! costs cleaning, by a formula, and erasing. When each request completes is known as it arrives.
+//! costs cleaning, by a formula, and erasing. The completion time of each request is known when it
+//! arrives.
 //!
-//! Invariants: the link serves commands in the order of their arrival; a flush is not queued, as on
-//! SATA: what comes after it waits for it, and flushes that arrive before it ends find nothing
-//! newer to flush and complete with it.
+//! Invariants: the link serves commands in order of arrival. A flush is not queued, as on SATA:
+//! later requests wait for it, and flushes that arrive before it ends have nothing newer to flush
+//! and complete with it.
 
 use super::params::FlashParams;
 use super::{Nanos, Request, transfer};
 use std::collections::VecDeque;
 
 const PAGE: u64 = 4096;
-/// Weight of a write of one page in the share of scattered ones.
+/// Weight of a one-page write in the moving share of scattered writes.
 const SHARE: f64 = 1.0 / 1024.0;
 
 /// The state machine.
 #[derive(Debug)]
 pub struct Flash {
     p: FlashParams,
-    /// Of the latest arrival.
+    /// Time of the latest arrival.
     clock: Nanos,
     link_free: Nanos,
     channels: Vec<Nanos>,
     dies: Vec<Die>,
-    /// The die that is programmed next.
+    /// The die that programs next.
     next: usize,
     /// Bytes in the buffer that do not fill a program yet.
     open: u64,
-    /// Programs under way: when each ends, and its bytes in the buffer.
+    /// Programs in flight: when each ends, and its bytes in the buffer.
     programs: VecDeque<(Nanos, u64)>,
     /// Bytes of the buffer in use.
     buffered: u64,
-    /// When everything that was programmed is.
+    /// Time at which the last program ends.
     drained: Nanos,
-    /// Something was written or discarded since the last flush began.
+    /// Whether data was written or discarded since the last flush began.
     changed: bool,
-    /// When the last flush ends.
+    /// Time at which the last flush ends.
     flushed: Nanos,
     used: Used,
-    /// Where the last write ended.
+    /// End of the last write.
     end: u64,
-    /// Share of scattered writes among the late ones.
+    /// Share of scattered writes among the recent ones.
     scattered: f64,
-    /// Programs that cleaning owes.
+    /// Programs that cleaning still has to do.
     owed: f64,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Die {
     free: Nanos,
-    /// Programs since it was last erased.
+    /// Programs since the last erase.
     programs: u32,
 }
 
@@ -94,14 +95,14 @@ impl Flash {
         }
     }
 
-    /// The link is occupied for so long; when that ends.
+    /// Occupies the link for `time`; returns when that ends.
     fn occupy(&mut self, time: Nanos) -> Nanos {
         self.link_free = self.link_free.max(self.clock) + time;
         self.link_free
     }
 
     fn read(&mut self, at: u64, len: u64) -> Nanos {
-        // In turn on the link, but without holding up others while the dies work.
+        // In turn on the link, but without delaying others while the dies work.
         let link = self.occupy(self.p.command_read + transfer(len, self.p.link_read));
         let start = self.clock.max(self.flushed);
         let mut last = 0;
@@ -115,11 +116,11 @@ impl Flash {
             last = self.carry(die, sensed, next - at).max(last);
             at = next;
         }
-        // The last page goes over the link when it is there.
+        // The last page goes over the link when its die has read it.
         link.max(last + transfer(PAGE, self.p.link_read)) + self.p.latency
     }
 
-    /// The die's channel carries `len` bytes, from `from` on at the earliest; when that ends.
+    /// The die's channel carries `len` bytes, not before `from`; returns when that ends.
     fn carry(&mut self, die: usize, from: Nanos, len: u64) -> Nanos {
         let channel = die % self.channels.len();
         let end = self.channels[channel].max(from) + transfer(len, self.p.channel);
@@ -151,7 +152,7 @@ impl Flash {
         arrived + self.p.latency
     }
 
-    /// Forgets programs that ended.
+    /// Drops programs that have ended.
     fn settle(&mut self, now: Nanos) {
         while let Some(&(_, bytes)) = self.programs.front().filter(|(end, _)| *end <= now) {
             self.buffered -= bytes;
@@ -159,10 +160,11 @@ impl Flash {
         }
     }
 
-    /// Keeps account of what a write leaves behind.
+    /// Updates the account of garbage for a write.
     fn note(&mut self, at: u64, len: u64) {
         self.used.set(at, len, true);
-        // What is as long as a stripe over all dies, or goes on, leaves whole blocks behind.
+        // A write that spans a stripe over all dies, or continues the last one, leaves whole erase
+        // blocks behind.
         let whole = at == self.end || len >= self.p.program_bytes * self.p.dies as u64;
         let share = if whole { 0.0 } else { 1.0 };
         let weight = (SHARE * len as f64 / PAGE as f64).min(1.0);
@@ -170,7 +172,7 @@ impl Flash {
         self.end = at + len;
     }
 
-    /// Programs for each one that the host asks for, cleaning among them.
+    /// Programs for each one that the host requests, including cleaning.
     ///
     /// Agarwal and Marrow, "A closed-form expression for write amplification in NAND flash" (2010):
     /// (1 + s) / 2s with s the spare flash in relation to the flash in use, for uniformly random
@@ -181,7 +183,7 @@ impl Flash {
         1.0 + self.scattered * (random - 1.0)
     }
 
-    /// Programs what is open on the next die.
+    /// Programs the open bytes on the next die.
     fn program(&mut self, now: Nanos) {
         let bytes = std::mem::take(&mut self.open);
         let die = self.next;
@@ -220,7 +222,7 @@ impl Flash {
     }
 }
 
-/// Which pages hold data.
+/// The pages that hold data.
 #[derive(Debug)]
 struct Used {
     bits: Vec<u64>,
@@ -288,7 +290,7 @@ mod tests {
 
     #[test]
     fn writes_wait_when_the_buffer_is_full() {
-        // A faster link than the dies: the buffer fills, and then the dies decide.
+        // With a link faster than the dies, the buffer fills, and then the dies set the rate.
         let p = FlashParams { link_write: 5_000_000_000, ..SSD_840PRO };
         let mut flash = Flash::new(p, 1 << 34);
         let mut now = 0;
@@ -302,11 +304,11 @@ mod tests {
         }
         assert!(at_link < 10 * MS, "{at_link}");
         let rate = 240 * MIB * 1000 / ((now - at_link) / MS);
-        // 524 MB/s, erasing, and what the buffer took at first.
+        // 524 MB/s, less erasing, plus what the buffer took at first.
         assert!((490_000_000..600_000_000).contains(&rate), "{rate}");
     }
 
-    /// Megabytes a second of random 4 KiB writes, many at a time, after `prepare`.
+    /// Megabytes a second of random 4 KiB writes from `start` on, many in flight.
     fn random_writes(flash: &mut Flash, start: Nanos, size: u64) -> u64 {
         let mut rng = Rng::new(5);
         let count = 100_000;

@@ -1,13 +1,14 @@
-//! Where a disk's bytes are: tracks in zones, the angle of each byte, and the way between tracks.
+//! Positions of a disk's bytes: tracks in zones, the angle of each byte, and seeks between tracks.
 //!
 //! Invariants: tracks are numbered from the outer edge, all heads of a cylinder one after the
-//! other; each begins by the time of a head switch later in the turn than the one before, so that
-//! what continues on the next track comes under the head just as it gets there.
+//! other. Each track begins later in the turn than the one before, by the time of a head switch, so
+//! that data continued on the next track comes under the head just as the head gets there.
 
 use super::Nanos;
 use super::params::DiskParams;
 
-/// A head that comes this much too late still gets the sector: rounding, and the gap before it.
+/// Time by which a head may be late and still get the sector: rounding, and the gap before the
+/// sector.
 const GRACE: Nanos = 2_000;
 
 /// Tracks of the same length.
@@ -26,9 +27,9 @@ struct Zone {
 pub struct Place {
     /// Number of the track.
     pub track: u64,
-    /// Bytes in it.
+    /// Bytes in the track.
     pub bytes: u64,
-    /// Byte within it.
+    /// Offset within the track.
     pub offset: u64,
 }
 
@@ -40,7 +41,7 @@ pub struct Geometry {
     heads: u64,
     single: Nanos,
     settle: Nanos,
-    /// Of a + b·√d + c·d, in nanoseconds, for a distance of d cylinders.
+    /// Coefficients of the seek time a + b·√d + c·d, in nanoseconds, for a distance of d cylinders.
     curve: [f64; 3],
 }
 
@@ -52,7 +53,7 @@ impl Geometry {
             (outer - (outer - inner) * zone / (p.zones - 1).max(1)) * 4096
         };
         let turn_of_all: u64 = (0..p.zones).map(blocks).sum();
-        // Zones of the same number of tracks, rounded up: the end of the last stays unused.
+        // Zones with the same number of tracks, rounded up: the end of the last stays unused.
         let tracks = (p.capacity / turn_of_all).next_multiple_of(p.heads);
         let mut zones = Vec::new();
         let mut at = 0;
@@ -70,7 +71,7 @@ impl Geometry {
         Self { zones, turn: p.turn, heads: p.heads, single, settle, curve }
     }
 
-    /// Where a byte is.
+    /// The position of a byte.
     pub fn place(&self, at: u64) -> Place {
         let after = self.zones.partition_point(|zone| zone.at <= at);
         let zone = self.zones[after.saturating_sub(1)];
@@ -78,7 +79,7 @@ impl Geometry {
         Place { track: zone.track + track, bytes: zone.bytes, offset }
     }
 
-    /// From one track to another, to read or to write there.
+    /// Time to move from one track to another, to read or to write there.
     pub fn seek(&self, from: u64, to: u64, write: bool) -> Nanos {
         if from == to {
             return 0;
@@ -92,14 +93,14 @@ impl Geometry {
         (a + b * d.sqrt() + c * d) as Nanos + if write { self.settle } else { 0 }
     }
 
-    /// How long after `now` the place comes under its head.
+    /// Time from `now` until the place comes under its head.
     pub fn rotation(&self, now: Nanos, place: Place) -> Nanos {
         let start = place.track * self.single + place.offset * self.turn / place.bytes;
         let wait = (start % self.turn + self.turn - now % self.turn) % self.turn;
         if wait + GRACE >= self.turn { 0 } else { wait }
     }
 
-    /// How long `len` bytes take from a place on, and the track in which they end.
+    /// Time for `len` bytes from `at` on, and the track in which they end.
     pub fn transfer(&self, at: u64, len: u64) -> (Nanos, u64) {
         let mut place = self.place(at);
         let (mut at, mut left, mut time) = (at, len, 0);
@@ -171,7 +172,7 @@ mod tests {
         assert_eq!((first, end), (HDD_7200.turn, 0));
         let switch = g.seek(end, 1, true);
         assert_eq!(g.rotation(first + switch, g.place(track)), 0);
-        // In one request the same.
+        // The same in one request.
         assert_eq!(g.transfer(0, 2 * track), (2 * first + switch, 1));
         // But a request that comes 10 us late waits for a turn.
         let late = g.rotation(first + switch + 10_000, g.place(track));

@@ -1,24 +1,23 @@
-//! A drive that moves no more than so many bytes a second, however fast the one below is.
+//! A drive limited to a number of bytes a second, however fast the drive below is.
 //!
-//! Invariant: requests have the way to the drive one after the other, in the order in which they
-//! came; each ends when it could have been moved, or when the drive below is done, if that is
-//! later.
+//! Invariant: requests use the path to the drive one after the other, in order of arrival. Each
+//! ends when the limit allows, or when the drive below is done, if that is later.
 
 use super::{Nanos, wait};
 use std::sync::Arc;
 use ztier::media::{Drive, DriveError};
 use ztier::sync::Mutex;
 
-/// The drive that is held back.
+/// A rate-limited drive.
 pub struct Held {
     drive: Arc<dyn Drive>,
     bytes_per_second: u64,
-    /// When the way is free again.
+    /// Time at which the path is free again.
     free: Mutex<Nanos>,
 }
 
 impl Held {
-    /// At most `bytes_per_second`, reads and writes together.
+    /// Limits `drive` to `bytes_per_second`, reads and writes together.
     pub fn new(drive: Arc<dyn Drive>, bytes_per_second: u64) -> Self {
         Self { drive, bytes_per_second: bytes_per_second.max(1), free: Mutex::new(0) }
     }

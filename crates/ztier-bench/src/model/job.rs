@@ -1,7 +1,8 @@
-//! Loads on models: in virtual time at once, and by threads on a drive in real time.
+//! Loads on models: in virtual time without waiting, and by threads on a drive in real time.
 //!
-//! Invariants: `depth` requests are under way all the time, each replaced as it completes, as by
-//! fio; offsets come from a seed. What completes while the drive's cache fills does not count.
+//! Invariants: `depth` requests are in flight all the time, each replaced as it completes, as by
+//! fio; offsets come from a seed. Requests that complete while the drive's cache fills do not
+//! count.
 
 use super::{Done, Model, Nanos, Request};
 use crate::data::Rng;
@@ -15,44 +16,45 @@ use std::time::{Duration, Instant};
 use ztier::error::{Context as _, Error, Result};
 use ztier::media::Drive;
 
-/// What each request does.
+/// The action of each request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Reads.
     Read,
     /// Writes.
     Write,
-    /// Writes, and flushes after each so many of one lane; only that write's time has the flush.
+    /// Writes, with a flush after this number of writes of one lane; only the last of these writes
+    /// includes the flush in its time.
     SyncWrite(u64),
 }
 
 /// A load.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
-    /// What each request does.
+    /// The action of each request.
     pub action: Action,
-    /// Anywhere (as fio's `norandommap`: blocks may repeat), or one after the other.
+    /// Whether offsets are random (as fio's `norandommap`: blocks may repeat) or sequential.
     pub random: bool,
     /// Bytes in a request.
     pub block: u64,
-    /// Requests under way.
+    /// Requests in flight.
     pub depth: u64,
-    /// Bytes from the beginning that it works on.
+    /// Bytes from the beginning of the drive that the job covers.
     pub span: u64,
-    /// Requests that do not count, at the beginning.
+    /// Requests at the beginning that do not count.
     pub warm_up: u64,
     /// Requests that count, in virtual time.
     pub count: u64,
 }
 
-/// What a job reached.
+/// The result of a job.
 #[derive(Clone, Copy, Debug)]
 pub struct Reached {
     /// Bytes a second; infinite where no time passes.
     pub bytes_per_second: f64,
     /// Median time of a request, in nanoseconds.
     pub median: f64,
-    /// The time that 99 of 100 requests are below, in nanoseconds.
+    /// 99th percentile of the time of a request, in nanoseconds.
     pub p99: f64,
 }
 
@@ -78,7 +80,7 @@ impl Reached {
     }
 }
 
-/// Which offsets, in which order.
+/// The offsets of a job, in order.
 struct Offsets {
     job: Job,
     rng: Rng,
@@ -93,13 +95,13 @@ impl Offsets {
     }
 }
 
-/// A request under way.
+/// A request in flight.
 #[derive(Clone, Copy, Default)]
 struct Under {
     begun: Nanos,
-    /// Its flush is still to come.
+    /// Whether its flush is still to come.
     flush: bool,
-    /// How many of this lane there were, with it.
+    /// Number of this request in its lane, from 1 on.
     count: u64,
 }
 
@@ -108,10 +110,10 @@ struct Simulation<'a> {
     job: Job,
     model: &'a mut Model,
     offsets: Offsets,
-    /// Requests begun.
+    /// Number of requests begun.
     begun: u64,
     lanes: Vec<Under>,
-    /// What completes next; named by their lane.
+    /// Completion times of the requests in flight, with their lanes.
     ends: BinaryHeap<Reverse<(Nanos, u64)>>,
     done: Vec<Done>,
 }
@@ -130,7 +132,7 @@ impl Simulation<'_> {
         self.model.submit(now, lane, request, &mut self.done);
     }
 
-    /// The next request that completes: when, and its lane.
+    /// The next request to complete: its time, and its lane.
     fn next(&mut self) -> (Nanos, u64) {
         loop {
             self.ends.extend(self.done.drain(..).map(|(lane, end)| Reverse((end, lane))));
@@ -183,7 +185,7 @@ pub fn simulate(model: &mut Model, job: &Job, seed: u64) -> Reached {
     Reached::new(job.count * job.block, end - start, latencies)
 }
 
-/// Runs a job with a thread for each request under way, for `warm_up` and then for `time`.
+/// Runs a job with a thread for each request in flight, for `warm_up` and then for `time`.
 ///
 /// # Errors
 /// No memory; the drive fails; interrupted.

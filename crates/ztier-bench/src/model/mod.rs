@@ -1,12 +1,12 @@
-//! Drives that no test machine has, as models: how long each request takes them.
+//! Models of drives that no test machine has: how long each request takes.
 //!
-//! A [`Model`] is a deterministic state machine in virtual time. It holds no clock and never
-//! sleeps: it is told when a request arrives, and says when it completes. [`ModelDrive`] puts
-//! memory behind one and waits as long as it says; [`job`] runs loads on both.
+//! A [`Model`] is a deterministic state machine in virtual time. It has no clock and never sleeps:
+//! its caller reports when a request arrives, and the model returns when it completes.
+//! [`ModelDrive`] combines a model with memory and waits accordingly; [`job`] runs loads on both.
 //!
 //! Invariants: the same requests at the same times complete at the same times; no request completes
 //! before it arrives; time never runs backwards (an arrival before an earlier one counts as at the
-//! same time); a flush completes after everything that completed before it arrived is on the
+//! same time); a flush completes after everything that completed before its arrival is on the
 //! medium.
 
 mod disk;
@@ -28,36 +28,36 @@ pub use wait::lateness;
 use disk::Disk;
 use flash::Flash;
 
-/// A point in time, or a stretch of it, in nanoseconds.
+/// A point in time or a duration, in nanoseconds.
 pub type Nanos = u64;
 
-/// Names a request until it has completed.
+/// Identifies a request until it has completed.
 pub type Ticket = u64;
 
 /// One request; offsets and lengths in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// `len` bytes from `at` on to the host.
+    /// Transfers `len` bytes from `at` on to the host.
     Read { at: u64, len: u64 },
-    /// `len` bytes from `at` on from the host.
+    /// Transfers `len` bytes from `at` on from the host.
     Write { at: u64, len: u64 },
-    /// `len` bytes from `at` on made zeros, without data on the link.
+    /// Zeroes `len` bytes from `at` on, without data on the link.
     Zero { at: u64, len: u64 },
-    /// All that was written made to survive a loss of power.
+    /// Makes all earlier writes survive a power cut.
     Flush,
 }
 
-/// A request that will complete, or has, at a known time.
+/// A request and its known completion time.
 pub type Done = (Ticket, Nanos);
 
 /// A drive's timing.
 #[derive(Debug)]
 pub enum Model {
-    /// A rotating one.
+    /// A rotating disk.
     Disk(Box<Disk>),
     /// An SSD.
     Flash(Box<Flash>),
-    /// No cost at all: every request completes as it arrives.
+    /// No cost: every request completes as it arrives.
     Null,
 }
 
@@ -71,8 +71,8 @@ impl Model {
         }
     }
 
-    /// A request arrives at `now`. Whatever is known by then, of this request or others, is added
-    /// to `done`; what is not becomes known by [`Model::advance`].
+    /// A request arrives at `now`. All completion times known by then, of this request or others,
+    /// are added to `done`; [`Model::advance`] decides the others.
     pub fn submit(&mut self, now: Nanos, ticket: Ticket, request: Request, done: &mut Vec<Done>) {
         match self {
             Self::Disk(disk) => disk.submit(now, ticket, request, done),
@@ -88,7 +88,7 @@ impl Model {
         }
     }
 
-    /// Until when time must pass for the next decision; `None` if every request is decided.
+    /// Time of the next decision; `None` if every request is decided.
     pub fn next(&self) -> Option<Nanos> {
         match self {
             Self::Disk(disk) => disk.next(),
@@ -96,7 +96,7 @@ impl Model {
         }
     }
 
-    /// When a request that arrives at `now`, with none under way, completes.
+    /// Completion time of a request that arrives at `now`, with none in flight.
     pub fn serve(&mut self, now: Nanos, request: Request) -> Nanos {
         let mut done = Vec::new();
         self.submit(now, 0, request, &mut done);

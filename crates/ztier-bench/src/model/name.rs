@@ -1,6 +1,6 @@
 //! Names of modelled drives: `sim:hdd-7200`, `sim:ssd-840pro:16G`.
 //!
-//! Invariant: a [`Name`] has a size that its drive can have, a multiple of [`ALIGN`].
+//! Invariant: the size of a [`Name`] fits its drive, and is a multiple of [`ALIGN`].
 
 use super::params;
 use std::fmt;
@@ -9,7 +9,7 @@ use ztier::config::{name, size};
 use ztier::error::{Error, Result};
 use ztier::media::ALIGN;
 
-/// What all names begin with.
+/// Prefix of all names.
 const PREFIX: &str = "sim:";
 
 /// A kind of drive.
@@ -24,7 +24,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Hdd7200, Self::Ssd840Pro, Self::SsdNull];
 
     fn word(self) -> &'static str {
@@ -35,7 +35,7 @@ impl Kind {
         }
     }
 
-    /// The most that such a drive holds, which it has unless the name says less, in bytes.
+    /// Bytes of such a drive, unless its name says less.
     fn capacity(self) -> u64 {
         match self {
             Self::Hdd7200 => params::HDD_7200.capacity,
@@ -45,12 +45,12 @@ impl Kind {
     }
 }
 
-/// A drive as people name it: a kind, and how much of it from its beginning on.
+/// A drive as users name it: a kind, and the size of the part used, from the beginning on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Name {
-    /// Which.
+    /// Its kind.
     pub kind: Kind,
-    /// Bytes that are used.
+    /// Bytes in use.
     pub size: u64,
 }
 

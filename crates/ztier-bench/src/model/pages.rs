@@ -1,7 +1,7 @@
-//! The memory behind a modelled drive: pages that exist once something was written to them.
+//! The memory behind a modelled drive: pages that exist only after a write.
 //!
-//! Invariants: a page that is all zeros takes no memory of its own, though slabs stay; each page is
-//! read and written as a whole, under the lock of its shard.
+//! Invariants: an all-zero page takes no memory of its own, though slabs stay; each page is read
+//! and written as a whole, under the lock of its shard.
 
 use crate::sys::map::AlignedBuf;
 use std::collections::HashMap;
@@ -14,13 +14,13 @@ const GROUP: u64 = 64;
 const SHARDS: usize = 64;
 const PAGE: u64 = ALIGN as u64;
 
-/// Pages in a slab: 2 MiB, which the system can back with one page of its own.
+/// Pages in a slab: 2 MiB, which the system can back with one huge page.
 const SLAB: usize = 512;
 
-/// Where in its shard each page of a group is.
+/// Position in the shard of each page of a group.
 type Group = Vec<Option<u32>>;
 
-/// A part of the memory: slabs of pages, and which are free.
+/// A part of the memory: slabs of pages, and a list of free pages.
 #[derive(Default)]
 struct Shard {
     groups: HashMap<u64, Group>,
@@ -39,7 +39,7 @@ impl Shard {
         &mut self.slabs[at as usize / SLAB][from..from + ALIGN]
     }
 
-    /// A page that nothing names.
+    /// Takes a free page.
     fn take(&mut self) -> u32 {
         if self.free.is_empty() {
             self.grow();
@@ -47,11 +47,11 @@ impl Shard {
         self.free.pop().unwrap_or_default()
     }
 
-    /// One more slab.
+    /// Adds a slab.
     fn grow(&mut self) {
         let first = (self.slabs.len() * SLAB) as u32;
         let slab = AlignedBuf::ready(SLAB * ALIGN);
-        // As any allocation here would end that has no memory.
+        // Fails as any allocation does without memory.
         self.slabs.push(slab.unwrap_or_else(|e| panic!("{e}")));
         self.free.splice(0..0, (first..first + SLAB as u32).rev());
     }
@@ -75,7 +75,7 @@ impl Pages {
         self.kept.load(Ordering::Relaxed) * PAGE
     }
 
-    /// Gets the memory for so many bytes, wherever they will be, so that writing need not.
+    /// Allocates memory for `bytes` at any offset, so that writes need not.
     pub fn reserve(&self, bytes: u64) {
         let slabs = bytes.div_ceil((SLAB * ALIGN * SHARDS) as u64);
         for shard in &self.shards {
@@ -88,7 +88,7 @@ impl Pages {
         &self.shards[(group % SHARDS as u64) as usize]
     }
 
-    /// Fills `buf`, a whole number of pages, from `at` on, a multiple of the page's size.
+    /// Fills `buf`, whole pages, from offset `at` on, a multiple of the page size.
     pub fn read(&self, at: u64, buf: &mut [u8]) {
         let mut left = buf;
         for (group, first, count) in groups(at, left.len() as u64) {
@@ -109,14 +109,14 @@ impl Pages {
         }
     }
 
-    /// Stores `data`, a whole number of pages, from `at` on, a multiple of the page's size.
+    /// Stores `data`, whole pages, from offset `at` on, a multiple of the page size.
     pub fn write(&self, at: u64, data: &[u8]) {
         let mut left = data;
         for (group, first, count) in groups(at, left.len() as u64) {
             let (here, rest) = left.split_at(count * ALIGN);
             left = rest;
             let mut shard = self.shard(group).lock();
-            // Out of the map while it is changed, because the rest of the shard is, too.
+            // Out of the map while it is changed, because the rest of the shard changes, too.
             let mut pages =
                 shard.groups.remove(&group).unwrap_or_else(|| vec![None; GROUP as usize]);
             for (from, to) in here.chunks_exact(ALIGN).zip(&mut pages[first..]) {
@@ -139,7 +139,7 @@ impl Pages {
         }
     }
 
-    /// Makes `len` bytes from `at` on zeros, both multiples of the page's size.
+    /// Zeroes `len` bytes from `at` on, both multiples of the page size.
     pub fn zero(&self, at: u64, len: u64) {
         for (group, first, count) in groups(at, len) {
             let mut shard = self.shard(group).lock();
@@ -163,7 +163,7 @@ impl Pages {
     }
 }
 
-/// The groups that a range touches: number, first page in it, pages.
+/// The groups in a range: number, first page within the group, number of pages.
 fn groups(at: u64, len: u64) -> impl Iterator<Item = (u64, usize, usize)> {
     let (mut page, end) = (at / PAGE, (at + len) / PAGE);
     std::iter::from_fn(move || {

@@ -1,8 +1,8 @@
-//! What the modelled drives are made of: every figure with its source, or that it was fitted.
+//! Parameters of the modelled drives, each with its source, or marked as fitted or chosen.
 //!
 //! "Source A, B, C" are the rows of dm-lc's table, measured in 2013 on a "2.5 inch HDD" by Seagate
-//! and a Samsung 840 Pro of 256 GB. The source names no model of the disk; what it does not say is
-//! taken from manuals of 2.5-inch disks of those years. MB are 10^6 bytes.
+//! and a Samsung 840 Pro of 256 GB. The source names no model of the disk; its missing figures come
+//! from manuals of 2.5-inch disks of those years. MB are 10^6 bytes.
 
 use super::Nanos;
 
@@ -12,45 +12,45 @@ const MS: Nanos = 1_000_000;
 /// A rotating disk.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskParams {
-    /// Bytes of the whole disk. A smaller drive is its beginning, the outer tracks.
+    /// Bytes of the whole disk. A smaller drive is the beginning of the disk, its outer tracks.
     pub capacity: u64,
-    /// Time of a turn.
+    /// Time of a revolution.
     pub turn: Nanos,
     /// Surfaces.
     pub heads: u64,
-    /// Zones of tracks of the same length.
+    /// Number of zones, each with tracks of the same length.
     pub zones: u64,
     /// Bytes in a track of the outermost zone.
     pub track_outer: u64,
     /// Bytes in a track of the innermost zone.
     pub track_inner: u64,
-    /// From a track to the next, or from a head to another: also the skew between tracks.
+    /// Time to the next track or to another head: also the skew between tracks.
     pub seek_single: Nanos,
-    /// Over a third of all cylinders, which is the average of random seeks, to read.
+    /// Read seek over a third of all cylinders, the average of random seeks.
     pub seek_average: Nanos,
-    /// Over all cylinders, to read.
+    /// Read seek over all cylinders.
     pub seek_full: Nanos,
-    /// How much longer the head settles before it writes (not from a track to the next).
+    /// Additional settling time before a write (not to the next track).
     pub write_settle: Nanos,
-    /// From the end of one access to the medium to the start of another elsewhere.
+    /// Time from the end of one access to the medium to the start of another elsewhere.
     pub decide: Nanos,
-    /// Commands that the drive knows at a time, and writes of its cache that it chooses from.
+    /// Commands that the drive knows at a time, and cached writes that it chooses from.
     pub queue: usize,
-    /// What has waited for so much longer is chosen if it is reached no more than 1 later.
+    /// Nanoseconds of waiting that count as being reached 1 ns sooner.
     pub aging: u64,
     /// Bytes of the volatile cache that hold writes.
     pub cache: u64,
-    /// Bytes that are read ahead.
+    /// Bytes of readahead.
     pub ahead: u64,
     /// Bytes a second between host and cache.
     pub link: u64,
-    /// Time of a command on the link, beside its data.
+    /// Time of a command on the link, without its data.
     pub command: Nanos,
 }
 
 /// A 2.5-inch disk of 500 GB and 7200 rpm, as of 2009 to 2013.
 pub const HDD_7200: DiskParams = DiskParams {
-    // What all drives of 500 GB have (IDEMA LBA1-03: 976,773,168 sectors), whole blocks.
+    // As all drives of 500 GB (IDEMA LBA1-03: 976,773,168 sectors), in whole blocks.
     capacity: 976_773_168 / 8 * 4096,
     // 7200 rpm.
     turn: 60 * 1_000_000_000 / 7200,
@@ -69,9 +69,9 @@ pub const HDD_7200: DiskParams = DiskParams {
     write_settle: 2 * MS,
     // Fitted to source A.
     decide: 100 * US,
-    // The 32 of native command queueing. That writes in the cache are ordered in a window of the
-    // same size, and not all 4096 of them, is a choice that source A demands: with them all, a
-    // disk would write several times as fast.
+    // The 32 of native command queueing. The window of cached writes that are ordered has the same
+    // size, not all 4096 of them, because source A demands that: with all of them, a disk would
+    // write several times as fast.
     queue: 32,
     // Chosen, as a weight of 0.01 in "aged shortest access time first" (Jacobson and Wilkes, "Disk
     // scheduling algorithms based on rotational position", 1991).
@@ -93,13 +93,13 @@ pub struct FlashParams {
     pub capacity: u64,
     /// Bytes of flash.
     pub physical: u64,
-    /// Channels that transfer at the same time.
+    /// Channels that transfer in parallel.
     pub channels: usize,
-    /// Dies on all channels, which program, read or erase at the same time.
+    /// Dies on all channels, which program, read or erase in parallel.
     pub dies: usize,
     /// Bytes that a die programs at once: a page on each of its planes.
     pub program_bytes: u64,
-    /// Time to program them.
+    /// Time to program `program_bytes`.
     pub program: Nanos,
     /// Time to read a page, or a page of each plane, into the die's register.
     pub sense: Nanos,
@@ -109,21 +109,21 @@ pub struct FlashParams {
     pub block_programs: u32,
     /// Time to erase a block.
     pub erase: Nanos,
-    /// Bytes of writes that the volatile buffer holds.
+    /// Bytes of the volatile write buffer.
     pub buffer: u64,
     /// Bytes a second from the host.
     pub link_write: u64,
     /// Bytes a second to the host.
     pub link_read: u64,
-    /// For how long a write command occupies the link and the firmware, beside its data.
+    /// Time for which a write command occupies the link and the firmware, without its data.
     pub command_write: Nanos,
-    /// The same of a read command.
+    /// The same for a read command.
     pub command_read: Nanos,
-    /// For how long a discard occupies them.
+    /// The same for a discard.
     pub command_zero: Nanos,
-    /// What passes of every command without occupying anything.
+    /// Latency of every command that occupies nothing.
     pub latency: Nanos,
-    /// What a flush writes after the data: the changes of the mapping.
+    /// Time in which a flush writes the changes of the mapping, after the data.
     pub journal: Nanos,
 }
 
@@ -138,8 +138,8 @@ pub const SSD_840PRO: FlashParams = FlashParams {
     dies: 32,
     // Pages of 8 KiB on two planes, usual for that flash.
     program_bytes: 16 << 10,
-    // Fitted to the data sheet's 520 MB/s: 32 dies of 16 KiB in 1 ms are 524 MB/s. It is within
-    // what two-bit cells of 21 nm take.
+    // Fitted to the data sheet's 520 MB/s: 32 dies of 16 KiB in 1 ms are 524 MB/s. Two-bit cells of
+    // 21 nm take about that time.
     program: MS,
     // Fitted to the data sheet's 9,900 random reads a second at depth 1: 101 us each.
     sense: 71 * US,

@@ -1,8 +1,8 @@
-//! The machine's clock, and waiting for a point of it.
+//! The machine's clock, and waits for a point in time.
 //!
-//! Invariant: no wait returns early. Alone, a wait ends within a few microseconds of its time
-//! because its last stretch is spun; where threads wait in numbers, spinning would take the
-//! processors from the others, and the queue hides what a plain sleep is late.
+//! Invariant: no wait returns early. A wait of a single thread ends within a few microseconds of
+//! its time, because the thread spins at the end. With many waiting threads, spinning would take
+//! the processors from other threads, and the queue hides the lateness of a plain sleep.
 
 use super::Nanos;
 use rustix::thread::{clock_nanosleep_absolute, set_current_timer_slack};
@@ -10,10 +10,10 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::cell::Cell;
 use std::num::NonZeroU64;
 
-/// The stretch that is spun: longer than a sleep is late, as a rule (`ztier-bench models
-/// --real-time` prints that).
+/// Time that a thread spins: longer than a sleep is usually late (`ztier-bench models --real-time`
+/// prints that).
 const SPUN: Nanos = 80_000;
-/// Less than this is not worth a sleep, which would be late by more.
+/// Limit below which a sleep does not pay, as it would be late by more.
 const SHORT: Nanos = 10_000;
 
 /// Nanoseconds of the monotonic clock.
@@ -22,7 +22,7 @@ pub fn now() -> Nanos {
     t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
 }
 
-/// Waits until `at`: `precise`ly, or without spinning.
+/// Waits until `at`: with a spin at the end if `precise`.
 pub fn until(at: Nanos, precise: bool) {
     let spun = if precise { SPUN } else { SHORT };
     if at > now() + spun {
@@ -40,8 +40,8 @@ pub fn until(at: Nanos, precise: bool) {
 fn sleep(at: Nanos) {
     thread_local!(static EXACT: Cell<bool> = const { Cell::new(false) });
     if !EXACT.replace(true) {
-        // The kernel may end a sleep 50 us late unless told otherwise; where it can't be told,
-        // waits are late by that.
+        // The kernel may end a sleep 50 us late by default; where the slack can't be set, waits are
+        // late by that.
         let _ = set_current_timer_slack(NonZeroU64::new(1));
     }
     let (seconds, rest) = (at / 1_000_000_000, at % 1_000_000_000);
@@ -50,7 +50,7 @@ fn sleep(at: Nanos) {
     while now() < at && clock_nanosleep_absolute(ClockId::Monotonic, &time).is_err() {}
 }
 
-/// By how much `count` waits of this length are late, one after the other, in nanoseconds.
+/// Lateness of `count` consecutive waits of this length, in nanoseconds.
 pub fn lateness(length: Nanos, count: usize, precise: bool) -> Vec<f64> {
     let late = |_| {
         let at = now() + length;

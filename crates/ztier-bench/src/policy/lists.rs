@@ -1,9 +1,10 @@
-//! First-in-first-out queues of numbers, each number in one of them at most.
+//! First-in-first-out queues of numbers; a number is in at most one queue.
 
-/// In no list.
+/// Marks a number that is in no list.
 const NONE: u8 = u8::MAX;
 
-/// So many lists of the numbers below a bound. Numbers are added at the end; taken from anywhere.
+/// `N` lists of the numbers below a bound. A number is added at the end of a list, and removed from
+/// anywhere.
 pub struct Lists<const N: usize> {
     next: Vec<u32>,
     before: Vec<u32>,
@@ -13,9 +14,9 @@ pub struct Lists<const N: usize> {
 }
 
 impl<const N: usize> Lists<N> {
-    /// Empty ones.
+    /// `N` empty lists for the numbers below `bound`.
     pub fn new(bound: u32) -> Self {
-        // A ring each, with an element of its own that marks beginning and end.
+        // Each list is a ring with an element of its own that marks beginning and end.
         let ring = 0..bound + N as u32;
         Self {
             next: ring.clone().collect(),
@@ -31,17 +32,17 @@ impl<const N: usize> Lists<N> {
         Some(self.at[number as usize]).filter(|&list| list != NONE).map(usize::from)
     }
 
-    /// Numbers in a list.
+    /// Length of a list.
     pub fn len(&self, list: usize) -> usize {
         self.len[list]
     }
 
-    /// The oldest of a list.
+    /// The oldest number of a list.
     pub fn first(&self, list: usize) -> Option<u32> {
         self.at_or_end(self.next[self.mark(list)])
     }
 
-    /// What was added after a number of the same list.
+    /// The number added to the same list after `number`.
     pub fn after(&self, number: u32) -> Option<u32> {
         self.at_or_end(self.next[number as usize])
     }
@@ -58,7 +59,7 @@ impl<const N: usize> Lists<N> {
         self.len[list] += 1;
     }
 
-    /// Takes a number out of the list it is in, if any.
+    /// Removes a number from its list, if any.
     pub fn take(&mut self, number: u32) {
         let Some(list) = self.of(number) else { return };
         let (before, next) = (self.before[number as usize], self.next[number as usize]);
@@ -68,7 +69,7 @@ impl<const N: usize> Lists<N> {
         self.len[list] -= 1;
     }
 
-    /// Takes the oldest out of a list.
+    /// Removes and returns the oldest number of a list.
     pub fn pop(&mut self, list: usize) -> Option<u32> {
         let first = self.first(list)?;
         self.take(first);

@@ -1,9 +1,9 @@
-//! Which copies a cache should keep: traces are replayed through policies of several sizes, beside
-//! the optimum.
+//! Compares cache policies: traces are replayed through each policy at several sizes, next to the
+//! optimum.
 //!
-//! Invariants: the product's policies are simulated by the functions that the product decides
-//! with; no policy but the optimum knows what comes; a hit is a block that is read and was kept,
-//! and what is written counts as neither hit nor miss.
+//! Invariants: the simulation of the product's policies calls the product's own functions. No
+//! policy but the optimum knows future accesses. A hit is a read of a cached block; a write counts
+//! as neither hit nor miss.
 
 mod lists;
 mod note;
@@ -22,17 +22,17 @@ use trace::{Access, Kind, Replay};
 
 /// A cache of a fixed size.
 trait Cache {
-    /// A block is read; whether it was there. It is kept now, as far as the policy wants that.
+    /// Reads a block; returns whether it was cached. The policy decides whether to cache it now.
     fn read(&mut self, block: u32) -> bool;
-    /// A block is written, and kept, as far as the policy wants that.
+    /// Writes a block. The policy decides whether to cache it.
     fn write(&mut self, block: u32);
-    /// A block is worth nothing any more.
+    /// Discards a block.
     fn discard(&mut self, block: u32);
-    /// Blocks that it takes room for.
+    /// Blocks that take room in the cache, garbage included.
     fn len(&self) -> usize;
 }
 
-/// One access; whether it was a hit.
+/// Applies one access; returns whether it was a hit.
 fn step(cache: &mut dyn Cache, access: Access) -> bool {
     match access.kind() {
         Kind::Read => return cache.read(access.block()),
@@ -42,12 +42,12 @@ fn step(cache: &mut dyn Cache, access: Access) -> bool {
     false
 }
 
-/// Blocks that were there when they were read.
+/// Number of reads that were hits.
 fn hits(cache: &mut dyn Cache, replay: &Replay) -> u64 {
     replay.accesses.iter().map(|access| u64::from(step(cache, *access))).sum()
 }
 
-/// Random requests on few blocks, for tests that try everything.
+/// Random requests on few blocks, for exhaustive tests.
 #[cfg(test)]
 fn small_traces(blocks: u64, len: usize, count: u64) -> Vec<trace::Trace> {
     let make = |seed| {

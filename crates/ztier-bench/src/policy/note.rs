@@ -1,4 +1,4 @@
-//! A device that notes what it is asked.
+//! A device that records its requests.
 
 use super::trace::{Kind, Step};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use ztier::device::{Channel, Device, Extent, IoError, Request};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
-/// Another device, and what it was asked, in the order in which requests came.
+/// Wraps another device, and records its requests in order of arrival.
 pub struct Noting {
     inner: Arc<dyn Device>,
     on: AtomicBool,
@@ -17,17 +17,17 @@ pub struct Noting {
 }
 
 impl Noting {
-    /// Notes nothing yet.
+    /// Wraps `inner`; records nothing yet.
     pub fn new(inner: Arc<dyn Device>) -> Arc<Self> {
         Arc::new(Self { inner, on: AtomicBool::new(false), steps: Mutex::default() })
     }
 
-    /// Begins.
+    /// Starts recording.
     pub fn start(&self) {
         self.on.store(true, Ordering::Relaxed);
     }
 
-    /// Ends; what was noted.
+    /// Stops recording; returns the recorded requests.
     pub fn stop(&self) -> Vec<Step> {
         self.on.store(false, Ordering::Relaxed);
         std::mem::take(&mut self.steps.lock().unwrap_or_else(PoisonError::into_inner))

@@ -1,5 +1,5 @@
-//! The product's policies, by the very functions that it decides with: block by block, and by
-//! segments as the cache frees memory.
+//! The product's policies, by its own functions: block by block, and by segments as the cache frees
+//! memory.
 
 use super::Cache;
 use super::lists::Lists;
@@ -9,9 +9,9 @@ use ztier::cache::policy::{Came, Fate, Gate, Queue, Rules};
 const PROBATION: usize = 0;
 const MAIN: usize = 1;
 const GHOSTS: usize = 2;
-/// Free segments before one is opened: that one, and one for what is appended again.
+/// Free segments required to open one: that segment, and one for records appended again.
 const RESERVE: usize = 2;
-/// With at least this share of garbage (one part in so many) segments are put together.
+/// Segments are merged when at least one part in this number is garbage.
 const GARBAGE_PART: usize = 4;
 
 fn list_of(queue: Queue) -> usize {
@@ -29,7 +29,7 @@ fn queue_of(list: usize) -> Option<Queue> {
     }
 }
 
-/// Block by block: what each rule says happens at once.
+/// Block by block: each rule takes effect at once.
 pub struct Blocks {
     gate: Gate,
     lists: Lists<3>,
@@ -39,7 +39,7 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Room for `most` of so many blocks.
+    /// A cache of at most `most` blocks, for blocks below `blocks`.
     pub fn new(rules: Rules, blocks: u32, most: usize) -> Self {
         Self {
             gate: Gate::new(rules),
@@ -106,7 +106,7 @@ impl Cache for Blocks {
 
     fn write(&mut self, block: u32) {
         match self.queue(block) {
-            // A new copy, behind the others of its queue.
+            // A new copy goes behind the others of its queue.
             Some(queue) => {
                 self.lists.take(block);
                 self.lists.push(list_of(queue), block);
@@ -124,7 +124,7 @@ impl Cache for Blocks {
     }
 }
 
-/// Where the copy of a block is.
+/// Position of a block's copy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Place {
     segment: u32,
@@ -133,19 +133,19 @@ struct Place {
 
 const NOWHERE: Place = Place { segment: u32::MAX, at: 0 };
 
-/// Memory is freed a segment at a time: the oldest of a queue is gone over, and what stays is
-/// appended again. What is overwritten or appended again leaves garbage, which takes room until
-/// its segment is freed.
+/// Frees memory a segment at a time: eviction scans the oldest segment of a queue, and appends
+/// again what stays. Overwritten and moved records leave garbage, which takes room until its
+/// segment is freed.
 pub struct Segments {
     gate: Gate,
-    /// Blocks in a segment.
+    /// Blocks that fit in a segment.
     each: usize,
     segments: Vec<Vec<u32>>,
     free: Vec<u32>,
-    /// Those of each queue, the oldest first; the last is the open one.
+    /// Segments of each queue, the oldest first; the last is the open one.
     queues: [VecDeque<u32>; 2],
     queue: Vec<Queue>,
-    /// Records of each that are garbage.
+    /// Garbage records of each segment.
     dead: Vec<usize>,
     places: Vec<Place>,
     hits: Vec<u8>,
@@ -154,12 +154,13 @@ pub struct Segments {
     most: usize,
     /// Copies that were appended again.
     copied: u64,
-    /// Copies that came in.
+    /// Copies added.
     came: u64,
 }
 
 impl Segments {
-    /// Room for `most` of so many blocks, in so many segments (at least 4).
+    /// A cache of at most `most` blocks, for blocks below `blocks`, in `count` segments (at least
+    /// 4).
     pub fn new(rules: Rules, blocks: u32, most: usize, count: usize) -> Self {
         let each = (most / count).max(1);
         let count = (most / each).max(4);
@@ -181,7 +182,7 @@ impl Segments {
         }
     }
 
-    /// Copies that were appended again, for each one that came in.
+    /// Copies appended again, for each copy added.
     pub fn copied(&self) -> f64 {
         self.copied as f64 / self.came.max(1) as f64
     }
@@ -206,7 +207,7 @@ impl Segments {
         records.push(block);
     }
 
-    /// Whether a record fits without anything having to go.
+    /// Whether a record fits without eviction.
     fn has_room(&self, queue: Queue) -> bool {
         self.fits(queue) || self.free.len() >= RESERVE
     }
@@ -230,12 +231,12 @@ impl Segments {
         self.segments[segment as usize].len() - self.dead[segment as usize]
     }
 
-    /// Bytes of the copies of a queue, in blocks.
+    /// Size of a queue's copies, in blocks.
     fn taken(&self, list: usize) -> u64 {
         self.queues[list].iter().map(|&s| self.live(s) as u64).sum()
     }
 
-    /// Puts neighbours that have the least into one, if a quarter of all is garbage.
+    /// Merges the neighbours with the least live records, if a quarter of all records is garbage.
     fn merge(&mut self) -> bool {
         let used: usize = self.segments.iter().map(Vec::len).sum();
         if self.dead.iter().sum::<usize>() * GARBAGE_PART < used {
@@ -272,12 +273,12 @@ impl Segments {
         true
     }
 
-    /// Makes the oldest of a queue go, after so many for the same copy.
+    /// Evicts the oldest segment of a queue, after `gone_over` segments for the same copy.
     fn evict(&mut self, gone_over: u32) {
         let bytes = (self.taken(PROBATION), self.taken(MAIN));
         let (queue, may_stay) = self.gate.rules().gives_after(gone_over, bytes);
         let asked = list_of(queue);
-        // The open one is left alone while there is another.
+        // The open segment is spared while there is another.
         let list = [asked, 1 - asked].into_iter().find(|&l| self.queues[l].len() > 1);
         let Some(segment) = self.queues[list.unwrap_or(asked)].pop_front() else { return };
         let queue = self.queue[segment as usize];
@@ -309,7 +310,7 @@ impl Segments {
         self.free.push(segment);
     }
 
-    /// The copy of a block is garbage now; where it was.
+    /// Makes the copy of a block garbage; returns its former position.
     fn forget(&mut self, block: u32) -> Place {
         let place = std::mem::replace(&mut self.places[block as usize], NOWHERE);
         if place != NOWHERE {
@@ -321,7 +322,7 @@ impl Segments {
     fn place_new(&mut self, block: u32, came: Came) {
         let remembered = self.ghosts.of(block).is_some();
         self.ghosts.take(block);
-        // What the queues have when there is no more room.
+        // Capacity of the queues when no room is left.
         let most = (self.segments.len() + 1 - RESERVE) * self.each;
         let bytes = (self.taken(MAIN), most as u64);
         let mut gate = self.gate;
@@ -401,7 +402,7 @@ mod tests {
         }
     }
 
-    /// What there are copies of, and what is said to be garbage, adds up to all records.
+    /// Live copies and counted garbage add up to all records.
     #[test]
     fn segments_know_what_is_garbage() {
         for trace in small_traces(40, 400, 20) {
@@ -421,7 +422,7 @@ mod tests {
         let mut trace = Trace::new("a", "");
         trace.reads([0, 1, 0, 2, 0, 1]);
         let replay = trace.replay();
-        // 0 was hit, so 1 went for 2.
+        // 0 was hit, so 1 was evicted for 2.
         assert_eq!(hits(&mut Blocks::new(Rules::CLOCK, replay.blocks, 2), &replay), 2);
     }
 

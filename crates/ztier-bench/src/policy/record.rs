@@ -1,8 +1,9 @@
-//! Traces of real work: what ext4 asks of a device while programs with little page cache use it.
+//! Traces of real work: the requests of ext4 to a device while programs with little page cache use
+//! it.
 //!
-//! Invariant: programs run in a control group whose memory, page cache included, is limited, so
-//! that what is noted is what a page cache of a known size lets through. Where a program passes the
-//! page cache, what it asks is what is noted.
+//! Invariant: programs run in a control group with limited memory, page cache included, so that a
+//! trace has the requests that a page cache of a known size lets through. Where a program bypasses
+//! the page cache, the trace has its own requests.
 
 use super::note::Noting;
 use super::synth::Zipf;
@@ -21,33 +22,33 @@ use ztier::device::PassthroughVolume;
 use ztier::error::{Context, Error, Result};
 use ztier::media::{Access, FileDrive};
 
-/// Where the backing store of a recording is made.
+/// Directory of a recording's backing store.
 const DIR: &str = "/var/tmp";
 const SIZE: u64 = 1 << 30;
 const LIMIT: Duration = Duration::from_secs(600);
-/// Small files that machines have which compile; the first that is there.
+/// Candidates for a tree of small files on machines with compilers; the first that exists is used.
 const TREES: [&str; 2] = ["/usr/lib/python3", "/usr/share/perl"];
 const HEADERS: &str = "/usr/include";
 const SEED: u64 = 7;
 
-/// Something that is done in a directory, a line of shell at a time.
+/// Work in a directory, as lines of shell.
 struct Work {
     name: &'static str,
     about: String,
     /// Memory of the group, page cache included, in MiB.
     memory_mib: u64,
-    /// Programs that it cannot do without.
+    /// Programs that the work needs.
     needs: &'static [&'static str],
-    /// What it needs to be there, made before anything is noted.
+    /// Preparation, which is not recorded.
     before: String,
-    /// What is noted.
+    /// The recorded part.
     noted: String,
 }
 
-/// Records all that this machine can, into a directory.
+/// Records all work that this machine can do, into a directory.
 ///
 /// # Errors
-/// No root, no FUSE, or what was started fails.
+/// No root, no FUSE, or a started program fails.
 pub fn all(dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir).context(format!("cannot make {}", dir.display()))?;
     let scripts = Scripts::new()?;
@@ -106,7 +107,7 @@ fn shell(at: &Path, lines: &str, group: Option<&Path>) -> Result<()> {
     run("sh", &["-c", &script], LIMIT).map(drop)
 }
 
-/// The file that the volume is; it goes when this is dropped.
+/// The file of the volume, removed when dropped.
 struct Backing(PathBuf);
 
 impl Backing {
@@ -127,7 +128,7 @@ impl Drop for Backing {
     }
 }
 
-/// Files with what programs are told, outside of the file system that is noted.
+/// Files with the programs' input, outside of the recorded file system.
 struct Scripts {
     make: PathBuf,
     ask: PathBuf,
@@ -160,7 +161,7 @@ impl Drop for Scripts {
 /// Rows of the database.
 const ROWS: u64 = 60_000;
 
-/// A database, and what is asked of it: by Zipf's law, every tenth transaction a commit.
+/// A database and its queries: by Zipf's law, every tenth transaction a commit.
 fn sqlite() -> (String, String) {
     let make = format!(
         "CREATE TABLE t(n INTEGER PRIMARY KEY, k INTEGER, text TEXT);\nCREATE INDEX i ON t(k);\n\
@@ -177,7 +178,7 @@ fn sqlite() -> (String, String) {
             1 => writeln!(ask, "SELECT count(*) FROM t WHERE k = {key};"),
             _ => writeln!(ask, "SELECT length(text) FROM t WHERE n = {key};"),
         };
-        // A report now and then.
+        // A report query now and then.
         if n % 10_000 == 9_999 {
             ask += "SELECT sum(length(text)) FROM t;\n";
         }
@@ -185,7 +186,7 @@ fn sqlite() -> (String, String) {
     (make, ask)
 }
 
-/// Two jobs at the same time: a hot part at random, and all of it from first to last.
+/// Two concurrent jobs: random access to a hot part, and a sequential scan of everything.
 fn fio() -> String {
     "[global]\nfilename=file\nsize=160m\nbs=4k\nioengine=psync\nrandrepeat=1\nthread=1\n\
      fadvise_hint=0\n[hot]\nrw=randread\nrandom_distribution=zipf:1.1\nnumber_ios=40000\n\
@@ -248,7 +249,7 @@ fn sqlite_work(scripts: &Scripts) -> Work {
     }
 }
 
-/// C programs that include much, from headers on the file system.
+/// C programs with many includes, with the headers on the file system.
 fn compile() -> Option<Work> {
     let search = "-isystem include -isystem include/$(gcc -dumpmachine)";
     Path::new(HEADERS).join("linux").is_dir().then(|| Work {
@@ -290,7 +291,7 @@ fn untar() -> Option<Work> {
     })
 }
 
-/// The nine tests, by this very program.
+/// The nine IOzone tests, by this program.
 fn iozone() -> Option<Work> {
     let own = std::env::current_exe().ok()?;
     Some(Work {
@@ -315,7 +316,7 @@ mod tests {
     use super::super::trace::Kind;
     use super::*;
 
-    /// Where there can be none, nothing is to be seen.
+    /// Where recording is impossible, nothing may be left.
     #[test]
     fn what_a_program_asks_of_its_disk_is_recorded_and_nothing_is_left() {
         let root = rustix::process::geteuid().is_root();

@@ -1,4 +1,4 @@
-//! The traces that `ztier-bench policy --record` made and that are kept with the sources.
+//! The traces that `ztier-bench policy --record` made, kept with the sources.
 
 use super::trace::Trace;
 use ztier::error::Result;
@@ -15,7 +15,7 @@ const FILES: [(&str, &[u8]); 8] = [
     ("mixed-direct", include_bytes!("../../traces/mixed-direct.trace")),
 ];
 
-/// All of them.
+/// All recorded traces.
 ///
 /// # Errors
 /// One is damaged.

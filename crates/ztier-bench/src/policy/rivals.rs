@@ -1,4 +1,4 @@
-//! Policies that the product does not have, for comparison: LRU, SIEVE, random, and the optimum.
+//! Policies that the product lacks, for comparison: LRU, SIEVE, random, and the optimum.
 
 use super::Cache;
 use super::lists::Lists;
@@ -6,14 +6,14 @@ use super::trace::{Kind, Replay};
 use crate::data::Rng;
 use std::collections::BTreeSet;
 
-/// The one that was used longest ago goes.
+/// Evicts the block used longest ago.
 pub struct Lru {
     list: Lists<1>,
     most: usize,
 }
 
 impl Lru {
-    /// Room for `most` of so many blocks.
+    /// A cache of at most `most` blocks, for blocks below `blocks`.
     pub fn new(blocks: u32, most: usize) -> Self {
         Self { list: Lists::new(blocks), most }
     }
@@ -43,8 +43,8 @@ impl Cache for Lru {
     }
 }
 
-/// SIEVE (Zhang, Yang, Yue, Vigfusson, Rashmi, NSDI 2024): a queue, a bit, and a hand that goes
-/// from old to new and leaves what it spares where it is.
+/// SIEVE (Zhang, Yang, Yue, Vigfusson, Rashmi, NSDI 2024): a queue, a bit for each block, and a
+/// hand that moves from old to new and leaves spared blocks in place.
 pub struct Sieve {
     list: Lists<1>,
     visited: Vec<bool>,
@@ -53,7 +53,7 @@ pub struct Sieve {
 }
 
 impl Sieve {
-    /// Room for `most` of so many blocks.
+    /// A cache of at most `most` blocks, for blocks below `blocks`.
     pub fn new(blocks: u32, most: usize) -> Self {
         Self { list: Lists::new(blocks), visited: vec![false; blocks as usize], hand: None, most }
     }
@@ -102,17 +102,17 @@ impl Cache for Sieve {
     }
 }
 
-/// Any of them goes.
+/// Evicts a random block.
 pub struct Random {
     kept: Vec<u32>,
-    /// Where a block is among those; [`u32::MAX`]: nowhere.
+    /// Index of a block in `kept`; [`u32::MAX`]: not kept.
     at: Vec<u32>,
     most: usize,
     rng: Rng,
 }
 
 impl Random {
-    /// Room for `most` of so many blocks.
+    /// A cache of at most `most` blocks, for blocks below `blocks`.
     pub fn new(blocks: u32, most: usize) -> Self {
         let rng = Rng::new(u64::from(blocks) << 32 | most as u64);
         Self { kept: Vec::new(), at: vec![u32::MAX; blocks as usize], most, rng }
@@ -153,8 +153,8 @@ impl Cache for Random {
     }
 }
 
-/// When each access's block is read next, if nothing writes or discards it before: only then is a
-/// copy worth anything.
+/// For each access, the next read of its block, unless a write or discard of the block comes first:
+/// only then is a copy useful.
 pub fn next_reads(replay: &Replay) -> Vec<Option<u32>> {
     let mut next: Vec<Option<u32>> = vec![None; replay.blocks as usize];
     let mut found = vec![None; replay.accesses.len()];
@@ -166,9 +166,9 @@ pub fn next_reads(replay: &Replay) -> Vec<Option<u32>> {
     found
 }
 
-/// Reads that no cache of this size can do better than (Belady 1966, MIN, with blocks that need
-/// not be kept at all): of the copies that may be kept, the one that is read last goes. Each copy
-/// is an interval up to its next read, and going by ends keeps the most of them.
+/// The maximal number of hits in a cache of this size (Belady 1966, MIN, with the option not to
+/// keep a block at all): evicts the copy that is read last. Each copy is an interval up to its next
+/// read, and choosing by the intervals' ends keeps the most of them.
 pub fn optimum(next_reads: &[Option<u32>], most: usize) -> u64 {
     let mut kept = BTreeSet::<u32>::new();
     let mut hits = 0;
@@ -188,7 +188,7 @@ mod tests {
     use super::super::{hits, small_traces};
     use super::*;
 
-    /// The best of all choices, by trying them all.
+    /// The best result, by trying all choices.
     fn by_force(replay: &Replay, most: u32) -> u64 {
         let states = 1usize << replay.blocks;
         let mut best: Vec<Option<u64>> = vec![None; states];
@@ -202,7 +202,7 @@ mod tests {
                     Kind::Discard => state & !bit,
                     _ => state | bit,
                 };
-                // Any of what is there may be dropped.
+                // Any cached block may be dropped.
                 let fits = |s: &usize| s & !all == 0 && s.count_ones() <= most;
                 for s in (0..states).filter(fits) {
                     after[s] = after[s].max(Some(hits));
@@ -235,7 +235,7 @@ mod tests {
         trace.reads([0, 1, 0, 2, 0, 3, 0, 1]);
         let replay = trace.replay();
         assert_eq!(hits(&mut Lru::new(replay.blocks, 2), &replay), 3);
-        // What was asked for once leaves at once.
+        // Blocks accessed once leave at once.
         assert_eq!(hits(&mut Sieve::new(replay.blocks, 2), &replay), 3);
         let mut scan = Trace::new("b", "");
         scan.reads([0, 1, 0, 1, 2, 3, 0, 1]);

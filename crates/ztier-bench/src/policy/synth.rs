@@ -8,23 +8,23 @@ const RECORD: u64 = 16;
 /// Records that a stride read goes forward.
 const STRIDE: u64 = 17;
 
-/// How long they are.
+/// Size of the generated traces.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
-    /// Blocks that a trace is about.
+    /// Blocks in a trace.
     pub blocks: u64,
-    /// Reads of each, in the mean, where chance decides.
+    /// Mean reads of each block, in random traces.
     pub times: u64,
 }
 
 impl Scale {
-    /// Enough to see which policy is better.
+    /// Enough to show which policy is better.
     pub const QUICK: Self = Self { blocks: 1 << 14, times: 12 };
     /// Four times the blocks, for longer.
     pub const FULL: Self = Self { blocks: 1 << 16, times: 24 };
 }
 
-/// All of them.
+/// All generated traces.
 pub fn all(scale: Scale) -> Vec<Trace> {
     let mut traces: Vec<Trace> = [80, 100, 120].map(|exponent| zipf(scale, exponent)).into();
     traces.extend([zipf_written(scale), one_loop(scale), loops(scale)]);
@@ -34,7 +34,7 @@ pub fn all(scale: Scale) -> Vec<Trace> {
     traces
 }
 
-/// Ranks that come up by Zipf's law, in an order of blocks that has nothing to do with rank.
+/// Zipf-distributed ranks, mapped to blocks in a random order.
 pub(super) struct Zipf {
     sums: Vec<f64>,
     blocks: Vec<u64>,
@@ -55,7 +55,7 @@ impl Zipf {
 
     pub(super) fn draw(&self, rng: &mut Rng) -> u64 {
         let most = self.sums.last().copied().unwrap_or(0.0);
-        // 53 bits, as many as there are in the fraction of a number.
+        // 53 bits, as in the fraction of an `f64`.
         let point = (rng.next() >> 11) as f64 / (1u64 << 53) as f64 * most;
         let rank = self.sums.partition_point(|&sum| sum <= point);
         self.blocks[rank.min(self.blocks.len() - 1)]
@@ -93,7 +93,7 @@ fn sweep(trace: &mut Trace, blocks: std::ops::Range<u64>) {
     }
 }
 
-/// Whole records of so many thousandths.
+/// A part of `permille` thousandths of the blocks, in whole records.
 fn part(scale: Scale, permille: u64) -> u64 {
     (scale.blocks * permille / 1000).next_multiple_of(RECORD)
 }
@@ -226,7 +226,7 @@ impl Pattern {
     }
 }
 
-/// One test, again and again.
+/// Repeats one test.
 fn iozone(scale: Scale, pattern: Pattern) -> Trace {
     let (name, records) = (pattern.name(), scale.blocks / RECORD);
     let about = match pattern.writes() {

@@ -1,4 +1,5 @@
-//! The comparison: each trace at each size by each policy, and what the default keeps of the best.
+//! The comparison: each trace at each size by each policy, and what share of the best the default
+//! reaches.
 
 use super::product::{Blocks, Segments};
 use super::rivals::{Lru, Random, Sieve, next_reads, optimum};
@@ -13,27 +14,27 @@ use ztier::error::{Error, Result};
 
 const HITS: &str = "hits";
 const BELOW_PAGE_CACHE: &str = "below a page cache";
-/// Width of the column of names.
+/// Width of the name column.
 const NAME: usize = 27;
-/// What the default should keep of the best.
+/// Share of the best that the default should reach.
 const KEEP: f64 = 0.9;
-/// Sizes of caches, in percent of the distinct blocks of a trace.
+/// Cache sizes, in percent of the distinct blocks of a trace.
 pub const SIZES: [u32; 5] = [1, 5, 10, 20, 40];
-/// With fewer hits than this, a share of all reads, there is nothing to compare.
+/// Share of hits among all reads below which a comparison is meaningless.
 const WORTH: f64 = 0.01;
-/// Segments of a cache.
+/// Numbers of segments in a cache.
 const SEGMENTS: [usize; 3] = [16, 32, 64];
-/// The one of these that the product's caches come nearest to.
+/// Index of the number of segments closest to the product's caches.
 const USUAL: usize = 1;
 
-/// What the command line says.
+/// Options of the command line.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
     /// Shorter traces.
     pub quick: bool,
 }
 
-/// Policies that know nothing of what comes, in the order of the columns.
+/// Policies without knowledge of the future, in the order of the columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Online {
     Random,
@@ -76,7 +77,8 @@ impl Online {
 struct Cell {
     percent: u32,
     online: [f64; Online::ALL.len()],
-    /// The default, by segments; and copies appended again for each one that came in.
+    /// For each number of segments, the default's hit ratio, and copies appended again for each one
+    /// added.
     segments: [(f64, f64); SEGMENTS.len()],
     optimum: f64,
 }
@@ -105,7 +107,7 @@ impl Cell {
         self.online.iter().copied().fold(0.0, f64::max)
     }
 
-    /// What a policy keeps of the best; `None` where nothing is worth comparing.
+    /// Share of the best that `hits` are; `None` where a comparison is meaningless.
     fn kept(&self, hits: f64) -> Option<f64> {
         let best = self.best();
         (best >= WORTH).then(|| hits / best)
@@ -131,7 +133,7 @@ impl Found {
     }
 }
 
-/// Does something with each item, on all processors; results are in the order of the items.
+/// Runs `work` on each item, on all processors; results are in the order of the items.
 fn each<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let next = AtomicUsize::new(0);
@@ -160,7 +162,7 @@ fn each<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> Result<R> + Sync) ->
 /// Runs the table.
 ///
 /// # Errors
-/// It is interrupted; a recorded trace is damaged.
+/// It is interrupted, or a recorded trace is damaged.
 pub fn run(report: &mut Report, choice: &Choice) -> Result<()> {
     let generated = synth::all(if choice.quick { Scale::QUICK } else { Scale::FULL });
     let recorded = recorded::all()?;
@@ -184,7 +186,7 @@ pub fn run(report: &mut Report, choice: &Choice) -> Result<()> {
     below(report, &generated)
 }
 
-/// The lines of a table, under their headings; figures go into the report.
+/// Prints the lines of a table under their headings, and adds the figures to the report.
 fn tell(report: &mut Report, section: &str, all: &[Found]) {
     let mut columns = vec![("trace", NAME), ("size", 4)];
     columns.extend(Online::ALL.map(|policy| (policy.name(), 7)));
@@ -237,8 +239,8 @@ fn figure(report: &mut Report, section: &str, name: &str, percent: u32, system: 
     });
 }
 
-/// How far each policy is from the best, over all traces and sizes at which there is something to
-/// compare: which one wins.
+/// The distance of each policy from the best, over all traces and sizes with a meaningful
+/// comparison: which policy wins.
 fn summary(report: &mut Report, prefix: &str, all: &[Found]) {
     let cells = || all.iter().flat_map(|found| found.cells.iter().map(move |c| (found, c)));
     print("\n== of the best, over all traces and sizes");
@@ -280,8 +282,8 @@ fn summary(report: &mut Report, prefix: &str, all: &[Found]) {
     }
 }
 
-/// What the default keeps of the best of those that know no more than it does, of each trace at
-/// the size where that is least.
+/// For each trace, the least share of the best policy without knowledge of the future that the
+/// default reaches at any size.
 fn ratios(report: &mut Report, all: &[Found]) {
     for found in all {
         let kept = found.cells.iter().filter_map(|cell| cell.kept(cell.of(Online::Default)));
@@ -293,10 +295,10 @@ fn ratios(report: &mut Report, all: &[Found]) {
 
 /// Sizes of page caches, in percent of the blocks of a trace.
 const PAGE_CACHES: [u32; 4] = [0, 5, 10, 20];
-/// Traces that mean something below a page cache; recorded ones have been there.
+/// Traces that make sense below a page cache; recorded ones come from below one.
 const BELOW: [&str; 5] = ["zipf-0.8", "zipf-1.0", "zipf-1.2", "scan+hot", "shifting"];
 
-/// The same below page caches, which are LRU here.
+/// The same below page caches, modelled as LRU.
 fn below(report: &mut Report, traces: &[Trace]) -> Result<()> {
     print(&format!("\n== {BELOW_PAGE_CACHE}: what a page cache of a size leaves; a cache of 10 %"));
     let wanted: Vec<(&Trace, u32)> = traces
@@ -331,11 +333,12 @@ mod tests {
         each(&traces, |trace| Found::new(&trace.name, &trace.replay(), &SIZES)).unwrap()
     }
 
-    /// Where the default falls short, and what it has there. Of all reads of this trace the best
-    /// of the others has 1.2 and 6.0 % in caches of these sizes.
+    /// Where the default falls short, and the share that it reaches there. The best of the other
+    /// policies hits 1.2 and 6.0 % of all reads of this trace in caches of these sizes.
     const KNOWN: [(&str, u32, f64); 2] = [("mixed-cached", 1, 0.3), ("mixed-cached", 5, 0.55)];
 
-    /// The default against each of the others on each trace at each size, and what segments cost.
+    /// Compares the default to every other policy on each trace at each size, and checks the cost
+    /// of segments.
     #[test]
     fn the_default_is_never_far_from_the_best() {
         let (mut compared, mut wrong, mut shares) = (0, Vec::new(), Vec::new());

@@ -1,54 +1,54 @@
-//! Traces: which blocks were asked for, in which order; and the files that recorded ones are in.
+//! Traces: requested blocks in order; and the files of recorded traces.
 //!
-//! A file is eight bytes that say what it is, then one zstd frame with a checksum. Inside, numbers
-//! are LEB128: the length of the name, the name, the length of what it is about, that, the number
-//! of steps, and for each step `blocks << 2 | kind` and how far it begins behind the end of the one
-//! before (zigzag).
+//! A file has eight bytes of magic, then one zstd frame with a checksum. Inside, numbers are
+//! LEB128: the length of the name, the name, the length of the description, the description, the
+//! number of steps, and for each step `blocks << 2 | kind` and the distance of its begin from the
+//! end of the step before (zigzag).
 
 use std::collections::HashMap;
 use std::path::Path;
 use ztier::error::{Context, Error, Result};
 
 const MAGIC: &[u8; 8] = b"ztrace1\n";
-/// More than any trace that belongs into a repository.
+/// Limit on the decoded size: more than any trace that belongs into a repository.
 const PLAIN_MOST: usize = 64 << 20;
 const LEVEL: i32 = 19;
 
-/// What a step does.
+/// The action of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Blocks are read.
     Read = 0,
     /// Blocks are written.
     Write = 1,
-    /// Blocks are discarded, or read as zeros from now on.
+    /// Blocks are discarded or zeroed.
     Discard = 2,
 }
 
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// What it does.
+    /// Its action.
     pub kind: Kind,
     /// Its first block.
     pub first: u64,
-    /// How many.
+    /// Its number of blocks.
     pub count: u32,
 }
 
 /// Requests in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
-    /// As it stands in tables.
+    /// Name in tables.
     pub name: String,
-    /// How it was made.
+    /// How the trace was made.
     pub about: String,
-    /// What was asked.
+    /// The requests.
     pub steps: Vec<Step>,
 }
 
 impl Trace {
-    /// An empty one.
+    /// An empty trace.
     pub fn new(name: &str, about: impl Into<String>) -> Self {
         Self { name: name.into(), about: about.into(), steps: Vec::new() }
     }
@@ -58,7 +58,7 @@ impl Trace {
         self.steps.push(Step { kind, first, count });
     }
 
-    /// Adds reads of a block each.
+    /// Adds reads of one block each.
     pub fn reads(&mut self, blocks: impl IntoIterator<Item = u64>) {
         self.steps.extend(blocks.into_iter().map(|first| Step {
             kind: Kind::Read,
@@ -67,10 +67,10 @@ impl Trace {
         }));
     }
 
-    /// The bytes of its file.
+    /// Encodes the trace as a file.
     ///
     /// # Errors
-    /// It is too long for one.
+    /// The trace is too long for a file.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let mut plain = Vec::new();
         for text in [&self.name, &self.about] {
@@ -101,10 +101,10 @@ impl Trace {
         Ok([&MAGIC[..], &packed].concat())
     }
 
-    /// What a file holds; `name` is for messages.
+    /// Decodes a file; `name` is for messages.
     ///
     /// # Errors
-    /// It is no trace, or damaged.
+    /// The bytes are no trace, or damaged.
     pub fn decode(name: &str, bytes: &[u8]) -> Result<Self> {
         let damaged = |what: &str| Error::failure(format!("trace {name} is damaged: {what}"));
         let packed = bytes
@@ -147,10 +147,10 @@ impl Trace {
         if rest.0.is_empty() { Ok(trace) } else { Err(damaged("something follows its end")) }
     }
 
-    /// Writes its file into a directory; the bytes that it takes.
+    /// Writes the trace's file into a directory; returns its size in bytes.
     ///
     /// # Errors
-    /// It can't be written.
+    /// The file can't be written.
     pub fn save(&self, dir: &Path) -> Result<usize> {
         let path = dir.join(format!("{}.trace", self.name));
         let bytes = self.encode()?;
@@ -158,14 +158,14 @@ impl Trace {
         Ok(bytes.len())
     }
 
-    /// Its accesses, block by block.
+    /// The trace's accesses, block by block.
     pub fn replay(&self) -> Replay {
         let mut ids: HashMap<u64, u32> = HashMap::new();
         let mut accesses = Vec::new();
         for step in &self.steps {
             let blocks = step.first..step.first + u64::from(step.count);
             if step.kind == Kind::Discard {
-                // Whole devices are discarded: only blocks that were accessed before matter.
+                // Discards cover whole devices, but only blocks accessed before matter.
                 let mut known: Vec<u32> = if blocks.end - blocks.start > ids.len() as u64 {
                     ids.iter().filter(|(b, _)| blocks.contains(b)).map(|(_, &id)| id).collect()
                 } else {
@@ -185,7 +185,7 @@ impl Trace {
     }
 }
 
-/// One block of one request: the number that a replay gave it, and what happens to it.
+/// One block of one request: its number in the replay, and the action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access(u32);
 
@@ -195,7 +195,7 @@ impl Access {
         self.0 >> 2
     }
 
-    /// What happens to it.
+    /// The action.
     pub fn kind(self) -> Kind {
         match self.0 & 3 {
             0 => Kind::Read,
@@ -205,23 +205,23 @@ impl Access {
     }
 }
 
-/// A trace block by block.
+/// A trace, block by block.
 #[derive(Clone, Debug)]
 pub struct Replay {
-    /// In order.
+    /// The accesses, in order.
     pub accesses: Vec<Access>,
     /// Distinct blocks that are read or written.
     pub blocks: u32,
 }
 
 impl Replay {
-    /// Blocks that are read.
+    /// Number of block reads.
     pub fn reads(&self) -> u64 {
         self.accesses.iter().filter(|a| a.kind() == Kind::Read).count() as u64
     }
 
-    /// What is left of it below a page cache that has room for so many blocks: reads that it does
-    /// not have, and all writes, at once.
+    /// The accesses that remain below a page cache of `page_cache` blocks: reads that miss it, and
+    /// all writes, at once.
     pub fn below(&self, page_cache: usize) -> Self {
         let mut above = super::rivals::Lru::new(self.blocks, page_cache);
         let left = |access: &&Access| !super::step(&mut above, **access);
@@ -238,7 +238,7 @@ fn put(out: &mut Vec<u8>, mut number: u64) {
     out.push(number as u8);
 }
 
-/// What was not decoded yet.
+/// The bytes not decoded yet.
 struct Rest<'a>(&'a [u8]);
 
 impl<'a> Rest<'a> {
@@ -306,13 +306,13 @@ mod tests {
                     let text = e.to_string();
                     assert!(text.contains(expected) && !text.contains('\n'), "{text}");
                 }
-                // There is a bit in zstd's header that means nothing.
+                // One bit in zstd's header has no meaning.
                 Ok(trace) => assert_eq!(trace, sample()),
             }
         }
     }
 
-    /// Right checksum, wrong content: what a faulty writer would make.
+    /// Valid checksum, invalid content, as from a faulty writer.
     #[test]
     fn content_that_makes_no_sense_is_refused() {
         let packed = |plain: &[u8]| {

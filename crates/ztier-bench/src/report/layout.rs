@@ -1,8 +1,8 @@
-//! Text: rows, and IOzone's own table.
+//! Text output: rows, and IOzone's own table.
 
 use super::{Row, machine};
 
-/// One line of a figure: what, how much, what it cost.
+/// One line of a figure: name, value, cost.
 pub fn row_line(row: &Row) -> String {
     if let Some(reason) = &row.missing {
         let case = if row.case.is_empty() { "all" } else { &row.case };
@@ -28,7 +28,7 @@ pub fn row_line(row: &Row) -> String {
     line.trim_end().to_owned()
 }
 
-/// Half of the way from the lowest to the highest run, in percent of their middle.
+/// Half of the range of the runs, in percent of its middle.
 fn spread_percent(runs: &[f64]) -> Option<f64> {
     let low = runs.iter().copied().reduce(f64::min)?;
     let high = runs.iter().copied().reduce(f64::max)?;
@@ -95,7 +95,7 @@ impl IozoneTable {
     pub fn row(file_kib: u64, record_kib: u64, values: &[f64; 9]) -> String {
         let mut line = format!("{file_kib:>16}{record_kib:>8}");
         for (value, width) in values.iter().zip(WIDTHS) {
-            // At least one space, also when a figure outgrows the columns of 2010.
+            // At least one space, also when a figure is wider than the columns of 2010.
             line += &format!(" {value:>w$.0}", w = width - 1);
         }
         line
@@ -157,7 +157,7 @@ mod tests {
                 "              KB  reclen   write rewrite    read    reread    read   write    read  rewrite     read",
             ]
         );
-        // Figures end where their headings end.
+        // Figures end below the end of their headings.
         assert_eq!(lines[lines.len() - 1].len(), GOLDEN[0].0.len());
     }
 

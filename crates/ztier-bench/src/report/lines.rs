@@ -1,22 +1,23 @@
-//! Lines on scales, as SVG without colours: a page or a picture says what its classes look like.
+//! Line charts with scales, as SVG without colours: a page or picture defines the style of the
+//! classes.
 //!
-//! Invariants: text is only at the scales, each label where it can't touch the next; only what was
-//! measured is a point, and a line joins the points of one system; a scale begins at 0, or is
-//! logarithmic and said to be; sources have colours of their own, and ours the same everywhere.
+//! Invariants: text is only at the scales, each label clear of the next; only measured values are
+//! points, and a line joins the points of one system; a scale begins at 0, or is logarithmic and
+//! labelled so; sources have colours of their own, and ztier the same colour everywhere.
 
 use std::fmt::Write as _;
 
-/// A line of all charts of a group.
+/// A line, common to all charts of a group.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Line {
-    /// Which system.
+    /// Name of the system.
     pub name: String,
     /// Whether it is a figure of the source.
     pub source: bool,
 }
 
 impl Line {
-    /// The line of a system that was measured here.
+    /// The line of a system measured here.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), source: false }
     }
@@ -25,23 +26,23 @@ impl Line {
 /// Lines, one a system.
 #[derive(Clone, Debug, Default)]
 pub struct Lines {
-    /// What is measured, with its unit.
+    /// The measured quantity, with its unit.
     pub title: String,
-    /// What goes from left to right.
+    /// The quantity on the horizontal axis.
     pub across: String,
-    /// Places from left to right.
+    /// Labels of the horizontal axis, from left to right.
     pub places: Vec<String>,
-    /// The points of each line of the legend, one a place.
+    /// For each line of the legend its points, one for each place.
     pub lines: Vec<Vec<Option<f64>>>,
 }
 
 impl Lines {
-    /// Whether there is a point at all.
+    /// Whether the chart has no points.
     pub fn is_empty(&self) -> bool {
         !self.lines.iter().flatten().flatten().any(|value| value.is_finite())
     }
 
-    /// Whether its values are so far apart that its scale is logarithmic.
+    /// Whether the values are so far apart that the scale is logarithmic.
     pub fn is_logarithmic(&self) -> bool {
         Scale::of(&self.values()).logarithmic
     }
@@ -51,20 +52,20 @@ impl Lines {
     }
 }
 
-/// The drawing and its plot, in its own units; a page scales it.
+/// Width of the drawing, in its own units; a page scales it.
 pub const WIDE: f64 = 360.0;
 pub const HIGH: f64 = 204.0;
 const LEFT: f64 = 48.0;
 const TOP: f64 = 10.0;
 const PLOT: (f64, f64) = (300.0, 156.0);
-/// Units that a letter of a label takes at most, and between two labels.
+/// Upper bound on the units that a letter of a label takes, and gap between two labels.
 const LETTER: f64 = 7.0;
 const APART: f64 = 8.0;
-/// Values so far apart are on a logarithmic scale.
+/// Ratio of values from which on a scale is logarithmic.
 const FAR: f64 = 30.0;
-/// Points so close together are a line alone.
+/// Number of points from which on only the line is drawn.
 const POINTS: usize = 40;
-/// Lines across a scale that begins at 0.
+/// Grid lines of a scale that begins at 0.
 const TICKS: u32 = 4;
 /// Colours on white: of systems, then of sources. They have similar lightness, and most users with
 /// colour vision deficiency can tell them apart (after Okabe and Ito); pages have others for the
@@ -72,10 +73,10 @@ const TICKS: u32 = 4;
 pub const PALETTE: [&str; 8] =
     ["#0072b2", "#c04f00", "#007f5c", "#a8477e", "#8a6a00", "#2b83ba", "#5b6770", "#7b3fa0"];
 const SOURCES: usize = 6;
-/// Kinds of points, so that colour is not all that tells lines apart.
+/// Number of point shapes, so that not only colour distinguishes lines.
 const SHAPES: usize = 4;
 
-/// Where values are, from bottom to top.
+/// The vertical scale, from bottom to top.
 struct Scale {
     low: f64,
     high: f64,
@@ -105,7 +106,7 @@ impl Scale {
         Self { low: 0.0, high: step * f64::from(TICKS), logarithmic: false, ticks }
     }
 
-    /// From 0 at the bottom to 1.
+    /// Position of a value, from 0 at the bottom to 1.
     fn part(&self, value: f64) -> f64 {
         if self.logarithmic {
             (value / self.low).log10() / (self.high / self.low).log10()
@@ -122,7 +123,7 @@ pub fn svg(lines: &Lines, legend: &[Line]) -> String {
     head + &drawing(lines, legend) + "</svg>"
 }
 
-/// What is in a chart, from 0, 0 to [`WIDE`], [`HIGH`].
+/// The elements of a chart, from 0, 0 to [`WIDE`], [`HIGH`].
 pub fn drawing(lines: &Lines, legend: &[Line]) -> String {
     let scale = Scale::of(&lines.values());
     let x = |n: usize| LEFT + PLOT.0 * (n as f64 + 0.5) / lines.places.len().max(1) as f64;
@@ -165,7 +166,7 @@ pub fn drawing(lines: &Lines, legend: &[Line]) -> String {
     text
 }
 
-/// How many places there are from one label to the next, so that they do not touch.
+/// Number of places from one label to the next, so that labels do not touch.
 fn step(places: &[String]) -> usize {
     let letters = places.iter().map(|place| place.chars().count()).max().unwrap_or(1);
     let needed = letters as f64 * LETTER + APART;
@@ -173,15 +174,15 @@ fn step(places: &[String]) -> usize {
     (needed / each).ceil().max(1.0) as usize
 }
 
-/// How a line looks.
+/// The style of a line.
 pub struct Style {
-    /// What the page's style knows it by.
+    /// Its class in the page's style sheet.
     pub class: String,
-    /// The kind of its points.
+    /// The shape of its points.
     pub mark: usize,
 }
 
-/// How the lines of a legend look.
+/// The styles of a legend's lines.
 pub fn styles(legend: &[Line]) -> Vec<Style> {
     let mut counts = [0, 0];
     let style = |line: &Line| {
@@ -193,7 +194,7 @@ pub fn styles(legend: &[Line]) -> Vec<Style> {
     legend.iter().map(style).collect()
 }
 
-/// What the page's style knows the `n`th line or bar of the sources or of others by.
+/// Style sheet class of the `n`th line or bar, of sources or of other systems.
 pub fn class(n: usize, source: bool) -> String {
     if source { format!("s{} source", SOURCES + n % 2) } else { format!("s{}", n % SOURCES) }
 }
@@ -211,7 +212,7 @@ fn drawn(kind: usize, points: &[(f64, f64)]) -> String {
     if path.is_empty() { path } else { line }
 }
 
-/// A point of a line, of one of several kinds.
+/// A point of a line, in one of several shapes.
 pub fn mark(kind: usize, x: f64, y: f64) -> String {
     let path = match kind % SHAPES {
         0 => return format!("<circle class=\"mark\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>"),
@@ -222,7 +223,7 @@ pub fn mark(kind: usize, x: f64, y: f64) -> String {
     format!("<path class=\"mark\" d=\"{path}\"/>")
 }
 
-/// The next of 1, 2, 2.5, 5 and their tens and tenths.
+/// The next larger of 1, 2, 2.5, 5 and their tens and tenths.
 pub fn round_up(value: f64) -> f64 {
     if value <= 0.0 {
         return 1.0;
@@ -245,12 +246,12 @@ pub fn short(value: f64) -> String {
     format!("{text}{unit}")
 }
 
-/// Text between tags.
+/// Escapes text between tags.
 pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// Text within an attribute.
+/// Escapes text within an attribute.
 pub fn quoted(text: &str) -> String {
     escaped(text).replace('"', "&quot;")
 }
@@ -286,7 +287,7 @@ mod tests {
     fn values_that_are_far_apart_are_on_a_logarithmic_scale() {
         let far = lines(&[Some(3.0), Some(2000.0)]);
         assert!(far.is_logarithmic() && !lines(&[Some(3.0), Some(80.0)]).is_logarithmic());
-        // 0 has no place on one.
+        // A logarithmic scale has no 0.
         assert!(!lines(&[Some(0.0), Some(2000.0)]).is_logarithmic());
         let scale = Scale::of(&[3.0, 2000.0]);
         assert_eq!(scale.ticks, [1.0, 10.0, 100.0, 1000.0, 10_000.0]);

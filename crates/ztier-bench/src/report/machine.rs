@@ -14,13 +14,13 @@ pub fn describe() -> Value {
     })
 }
 
-/// The line under which IOzone's `-M` prints the machine.
+/// The line with which IOzone's `-M` prints the machine.
 pub fn uname_line() -> String {
     let u = rustix::system::uname();
     [u.sysname(), u.release(), u.version(), u.machine()].map(|s| s.to_string_lossy()).join(" ")
 }
 
-/// Memory that can be had without pushing anything out, in bytes (`MemAvailable`).
+/// Bytes of memory available without eviction (`MemAvailable`).
 pub fn available_bytes() -> u64 {
     meminfo_kib("MemAvailable").unwrap_or(0) * 1024
 }

@@ -1,7 +1,7 @@
-//! What a run found: rows as they come, ratios beside their targets, JSON and CSV.
+//! Results of a run: rows as they come, ratios beside their targets, JSON and CSV.
 //!
-//! Invariant: a figure is the median of its runs, and a ratio is made of medians of the same run.
-//! What could not be measured is named, with the reason; it never turns into a number.
+//! Invariant: a figure is the median of its runs, and a ratio is made of medians of the same run. A
+//! figure that could not be measured is named, with the reason; it never turns into a number.
 
 mod layout;
 pub mod lines;
@@ -29,7 +29,7 @@ pub fn say(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "# {text}");
 }
 
-/// Prints a line about something that did not go as it should to standard error.
+/// Prints a warning to standard error.
 pub fn warn(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "warning: {text}");
 }
@@ -39,12 +39,12 @@ pub fn print(text: &str) {
     let _ = writeln!(std::io::stdout().lock(), "{}", text.trim_end_matches('\n'));
 }
 
-/// One figure of one system, or the reason why there is none, or a note (no `value`, no `missing`).
+/// One figure of one system, or the reason for its absence, or a note (no `value`, no `missing`).
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
     /// Section of the table.
     pub section: String,
-    /// What was measured: `ztier`, `kernel zram lz4`, …
+    /// The measured system: `ztier`, `kernel zram lz4`, …
     pub system: String,
     /// The test: `random read, 2 threads`.
     pub case: String,
@@ -63,7 +63,7 @@ pub struct Row {
     /// Busy time of the whole machine, percent of one CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_machine_percent: Option<f64>,
-    /// Why there is no figure.
+    /// Reason for the absence of a figure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub missing: Option<String>,
 }
@@ -79,7 +79,7 @@ pub struct Output {
     pub csv: Option<PathBuf>,
 }
 
-/// How a ratio is held against its target; in JSON `{"at_least": 2.0}`.
+/// A comparison of a ratio with its target; in JSON `{"at_least": 2.0}`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
@@ -89,7 +89,7 @@ pub enum Target {
     AtMost(f64),
     /// No further from 1 than this.
     Within(f64),
-    /// Stated without one.
+    /// No target.
     None,
 }
 
@@ -102,7 +102,7 @@ impl Target {
         }
     }
 
-    /// Whether a ratio is what it should be; always so without a target.
+    /// Whether a ratio meets its target; always true without a target.
     pub fn met(self, value: f64) -> bool {
         match self {
             Self::AtLeast(t) => value >= t,
@@ -112,7 +112,7 @@ impl Target {
         }
     }
 
-    /// As it stands in a cell; empty without one.
+    /// The text of a cell; empty without a target.
     pub fn short(self) -> String {
         match self {
             Self::AtLeast(t) => format!("≥ {t}"),
@@ -134,7 +134,7 @@ impl Target {
     }
 }
 
-/// All that a run of one table found.
+/// All results of a run of one table.
 #[derive(Debug)]
 pub struct Report {
     table: &'static str,
@@ -142,8 +142,8 @@ pub struct Report {
     ratios: BTreeMap<String, (f64, Target)>,
 }
 
-/// The file format: `{"table", "machine", "rows", "ratios", "targets", "goals"}`. `goals` says of
-/// each target on which side of it a ratio should be.
+/// The file format: `{"table", "machine", "rows", "ratios", "targets", "goals"}`. `goals` has for
+/// each target the required side.
 #[derive(Serialize)]
 struct Json<'a> {
     table: &'a str,
@@ -155,7 +155,7 @@ struct Json<'a> {
 }
 
 impl Report {
-    /// An empty one.
+    /// An empty report.
     pub fn new(table: &'static str) -> Self {
         Self { table, rows: Vec::new(), ratios: BTreeMap::new() }
     }
@@ -169,19 +169,19 @@ impl Report {
         value
     }
 
-    /// Adds a figure that is printed in another way (the IOzone tables).
+    /// Adds a figure that is printed elsewhere (the IOzone tables).
     pub fn silent_row(&mut self, mut row: Row) {
         row.value = Some(median(&row.runs));
         self.rows.push(row);
     }
 
-    /// States something beside the figures: the data that was used, how a device was made.
+    /// Adds and prints a note beside the figures: the data used, how a device was made.
     pub fn note(&mut self, section: &str, about: &str, text: impl std::fmt::Display) {
         print(&format!("{about}: {text}"));
         self.quiet_note(section, about, text);
     }
 
-    /// The same without printing it.
+    /// Adds a note without printing it.
     pub fn quiet_note(&mut self, section: &str, about: &str, text: impl std::fmt::Display) {
         self.rows.push(Row {
             section: section.into(),
@@ -191,7 +191,7 @@ impl Report {
         });
     }
 
-    /// Names something that could not be measured.
+    /// Adds and prints the reason why a figure could not be measured.
     pub fn missing(&mut self, section: &str, system: &str, reason: impl std::fmt::Display) {
         let row = Row {
             section: section.into(),
@@ -267,10 +267,10 @@ impl Report {
         text
     }
 
-    /// Writes the files that were asked for.
+    /// Writes the requested files.
     ///
     /// # Errors
-    /// One of them can't be written.
+    /// A file can't be written.
     pub fn save(&self, output: &Output) -> Result<()> {
         let write = |path: &Path, text: String| {
             std::fs::write(path, text).context(format!("cannot write {}", path.display()))

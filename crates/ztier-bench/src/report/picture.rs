@@ -1,28 +1,28 @@
-//! A file with charts: one SVG that needs nothing else, on white.
+//! A file with charts: one self-contained SVG, on white.
 //!
-//! Invariants: what lines mean stands above all charts, in as many rows as that takes; colours are
-//! written out, because programs other than browsers know no variables.
+//! Invariants: the legend is above all charts, in as many rows as it needs; colours are literal,
+//! because programs other than browsers know no variables.
 
 use super::lines::{HIGH, Line, Lines, PALETTE, WIDE, drawing, escaped, mark, styles};
 use std::fmt::Write as _;
 
-/// The title of a chart stands above it.
+/// Height of a chart's title, which is above the chart.
 pub const TITLE: f64 = 26.0;
-/// Charts are so far apart, and from the edge.
+/// Distance between charts, and from the edge.
 pub const APART: f64 = 14.0;
-/// The picture's own title, and a row of what lines mean.
+/// Height of the picture's title, and of a row of the legend.
 pub const HEAD: f64 = 34.0;
 const ROW: f64 = 22.0;
-/// A line of the legend, and units that a letter behind it takes at most.
+/// Length of a legend's sample line, and upper bound on the units of a letter behind it.
 const SAMPLE: f64 = 30.0;
 const LETTER: f64 = 7.5;
 
 /// Charts with the same lines.
 #[derive(Clone, Debug, Default)]
 pub struct Picture {
-    /// What it shows.
+    /// Title of the picture.
     pub title: String,
-    /// What each line is, in the order of [`Lines::lines`].
+    /// The legend, in the order of [`Lines::lines`].
     pub legend: Vec<Line>,
     /// Charts in a row.
     pub columns: usize,
@@ -54,7 +54,7 @@ impl Picture {
         file(&self.title, (wide, high), &text)
     }
 
-    /// What lines mean, and where that ends.
+    /// Draws the legend; returns its lower end, too.
     fn legend(&self, wide: f64) -> (String, f64) {
         let (mut text, mut x, mut y) = (String::new(), APART, HEAD);
         for (line, style) in self.legend.iter().zip(styles(&self.legend)) {
@@ -77,7 +77,7 @@ impl Picture {
     }
 }
 
-/// The text of an SVG file of that width and height, with a title above what is drawn.
+/// The text of an SVG file of that width and height, with a title above the drawing.
 pub fn file(title: &str, (wide, high): (f64, f64), drawn: &str) -> String {
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{wide}\" height=\"{high}\" \

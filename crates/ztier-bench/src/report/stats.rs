@@ -1,6 +1,6 @@
 //! Medians, geometric means, slopes.
 
-/// The middle of the values (the mean of the two middle ones of an even number); NaN of none.
+/// The median (the mean of the two middle values of an even number); NaN for no values.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -11,7 +11,7 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// The geometric mean of positive values; NaN of none.
+/// The geometric mean of positive values; NaN for no values.
 pub fn geomean(values: &[f64]) -> f64 {
     if values.is_empty() {
         return f64::NAN;
@@ -19,8 +19,8 @@ pub fn geomean(values: &[f64]) -> f64 {
     (values.iter().map(|v| v.ln()).sum::<f64>() / values.len() as f64).exp()
 }
 
-/// The slope of the line of least squares through (x, y) and its standard error; both 0 if all x
-/// are the same, the error infinite for fewer than three points.
+/// The least-squares slope through (x, y) and its standard error; both 0 if all x are the same, the
+/// error infinite for fewer than three points.
 pub fn slope(points: &[(f64, f64)]) -> (f64, f64) {
     let n = points.len() as f64;
     let mean_x = points.iter().map(|p| p.0).sum::<f64>() / n;

@@ -1,10 +1,10 @@
 //! Text: tables with a column for each figure, and bars.
 
-/// Columns of a table, each with its heading and the least width.
+/// The columns of a table, each with its heading and minimal width.
 pub struct Table(Vec<(&'static str, usize)>);
 
 impl Table {
-    /// Columns; each is at least as wide as its heading.
+    /// A table with these columns; each is at least as wide as its heading.
     pub fn new(columns: &[(&'static str, usize)]) -> Self {
         Self(columns.iter().map(|&(name, width)| (name, width.max(name.chars().count()))).collect())
     }
@@ -21,7 +21,7 @@ impl Table {
     }
 }
 
-/// Bars in groups, as long as their values on one scale, the largest `width` wide.
+/// Groups of bars on one common scale, the longest `width` characters wide.
 pub fn bars(groups: &[(String, Vec<(String, f64)>)], width: usize) -> String {
     let all = || groups.iter().flat_map(|(_, bars)| bars);
     let most = all().map(|(_, value)| *value).fold(f64::MIN_POSITIVE, f64::max);
@@ -31,7 +31,7 @@ pub fn bars(groups: &[(String, Vec<(String, f64)>)], width: usize) -> String {
     for (group, bars) in groups {
         for (i, (what, value)) in bars.iter().enumerate() {
             let group = if i == 0 { group.as_str() } else { "" };
-            // Eighths of a character, and never nothing.
+            // In eighths of a character, and at least one.
             let eighths = ((value / most * width as f64 * 8.0) as usize).max(1);
             let rest = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"][eighths % 8];
             let bar = "█".repeat(eighths / 8) + rest;

@@ -1,4 +1,4 @@
-//! bcache in writeback mode, on two devices that the caller gave.
+//! bcache in writeback mode, on two devices of the caller.
 
 use super::Disk;
 use crate::report::warn;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use ztier::error::{Context, Error, Result};
 
-/// As it is called in reports.
+/// Name in reports.
 pub const NAME: &str = "bcache";
 const LIMIT: Duration = Duration::from_secs(120);
 const SETS: &str = "/sys/fs/bcache";
@@ -21,18 +21,18 @@ pub struct Bcache {
 }
 
 impl Bcache {
-    /// `log` before `backing`; every write goes to the cache, sequential ones, too. Both are
-    /// overwritten.
+    /// Puts `log` in front of `backing`; every write goes to the cache, sequential ones, too. Both
+    /// are overwritten.
     ///
     /// # Errors
-    /// No root, no such module, no `make-bcache`, a device that is in use.
+    /// No root, no such module, no `make-bcache`, a device in use.
     pub fn new(log: &Path, backing: &Path) -> Result<Self> {
         let log = fs::canonicalize(log).context("cannot find the log's device")?;
         let backing = fs::canonicalize(backing).context("cannot find the backing device")?;
         let [from, to] = [&log, &backing].map(|path| path.to_string_lossy().into_owned());
         run("make-bcache", &["--writeback", "--wipe-bcache", "-C", &from, "-B", &to], LIMIT)?;
         for device in [&from, &to] {
-            // Where udev is, it has done so.
+            // With udev, the device is registered already.
             if let Err(e) = fs::write(format!("{SETS}/register_quiet"), device) {
                 return Err(Error::failure(format!("cannot register {device}: {e}")));
             }
@@ -51,7 +51,7 @@ impl Bcache {
         Ok(made)
     }
 
-    /// Waits until the device is there, with its cache.
+    /// Waits until the device exists, with its cache.
     fn attached(&mut self) -> Result<()> {
         let end = Instant::now() + LIMIT;
         loop {

@@ -1,4 +1,4 @@
-//! The kernel's RAM disk (`brd`), by its module, which is loaded and unloaded.
+//! The kernel's RAM disk (`brd`), by its module, which this process loads and unloads.
 
 use super::Disk;
 use crate::report::warn;
@@ -9,14 +9,14 @@ use ztier::error::{Error, Result};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// `/dev/ram0`, of a module that this process has loaded.
+/// `/dev/ram0` of a module that this process has loaded.
 pub struct Brd(PathBuf);
 
 impl Brd {
-    /// One of `size` bytes.
+    /// A RAM disk of `size` bytes.
     ///
     /// # Errors
-    /// No root, no such module, or one that is loaded already: its devices are not ours.
+    /// No root, no such module, or a loaded one: its devices belong to another process.
     pub fn new(size: u64) -> Result<Self> {
         let device = PathBuf::from("/dev/ram0");
         if device.exists() {

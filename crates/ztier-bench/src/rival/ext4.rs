@@ -1,4 +1,4 @@
-//! An ext4 on a device, mounted in a directory of its own.
+//! ext4 on a device, mounted in its own directory.
 
 use crate::report::warn;
 use crate::sys::command::run;
@@ -14,7 +14,7 @@ pub struct Ext4 {
 }
 
 impl Ext4 {
-    /// Makes and mounts one. Nothing is left to be initialised later, in the middle of a test.
+    /// Makes and mounts an ext4. No initialisation is deferred into the middle of a test.
     ///
     /// # Errors
     /// No `mkfs.ext4`, no root, a device that fails.
@@ -28,7 +28,7 @@ impl Ext4 {
         Ok(Self { dir })
     }
 
-    /// Its root.
+    /// The root directory.
     pub fn path(&self) -> &Path {
         self.dir.path()
     }

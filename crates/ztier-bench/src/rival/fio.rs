@@ -1,4 +1,4 @@
-//! fio, for what it reaches and this program does not: NBD servers, and the source's own job.
+//! fio, for targets that this program does not reach: NBD servers, and the source's own job.
 
 use crate::sys::command::{exists, run};
 use serde_json::Value;
@@ -6,40 +6,40 @@ use std::path::Path;
 use std::time::Duration;
 use ztier::error::{Context, Error, Result};
 
-/// What fio writes, for reports.
+/// fio's write data, for reports.
 pub const DATA: &str = "fio's own data, half of each 4 KiB compressible";
 
-/// What fio works on.
+/// The target of fio.
 #[derive(Clone, Copy)]
 pub enum Target<'a> {
     /// An NBD URI.
     Nbd(&'a str),
-    /// A block device or a file, past the page cache.
+    /// A block device or a file, bypassing the page cache.
     Direct(&'a Path),
 }
 
 /// One job.
 #[derive(Clone, Copy)]
 pub struct Job<'a> {
-    /// On what.
+    /// The target.
     pub target: Target<'a>,
     /// `read`, `write`, `randread`, `randwrite`.
     pub pattern: &'a str,
     /// Bytes in a request.
     pub block: u64,
-    /// Requests under way.
+    /// Requests in flight.
     pub depth: u32,
-    /// Bytes from the start that it works on.
+    /// Bytes from the start that the job covers.
     pub size: u64,
-    /// `None`: once over `size`. Otherwise again and again for this long.
+    /// `None`: once over `size`. Otherwise repeated for this long.
     pub time: Option<Duration>,
-    /// Whether half of each 4 KiB is compressible ([`DATA`]), or nothing is.
+    /// Whether half of each 4 KiB is compressible ([`DATA`]), or none of it.
     pub shrinks: bool,
-    /// A flush after so many writes; 0: none.
+    /// Number of writes before a flush; 0: no flushes.
     pub flush_after: u64,
 }
 
-/// What a job has unless it says otherwise.
+/// The defaults of a job.
 pub const LIKE: Job<'_> = Job {
     target: Target::Nbd(""),
     pattern: "randwrite",
@@ -51,21 +51,21 @@ pub const LIKE: Job<'_> = Job {
     flush_after: 0,
 };
 
-/// What a job reached.
+/// The result of a job.
 #[derive(Clone, Copy, Debug)]
 pub struct Reached {
     /// Requests a second.
     pub iops: f64,
     /// Bytes a second.
     pub bytes_per_second: f64,
-    /// CPU of fio itself (user + system), percent.
+    /// CPU time of fio itself (user + system), in percent.
     pub cpu_percent: f64,
-    /// The time that 99.9 % of the requests are below, or of the flushes if there are some, in
-    /// milliseconds; NaN if fio does not say.
+    /// 99.9th percentile of the time of requests, or of flushes if there are some, in milliseconds;
+    /// NaN if fio reports none.
     pub p999_ms: f64,
 }
 
-/// Runs a job; what it writes is [`DATA`], or random.
+/// Runs a job; it writes [`DATA`], or random bytes.
 ///
 /// # Errors
 /// fio is not installed or fails, or the device does.
@@ -110,12 +110,12 @@ pub fn measure(job: &Job<'_>) -> Result<Reached> {
     parse(&run("fio", &args, limit)?, job.pattern.contains("write"))
 }
 
-/// In milliseconds.
+/// 99.9th percentile in milliseconds.
 fn p999(times: &Value) -> Option<f64> {
     times["percentile"]["99.900000"].as_f64().map(|ns| ns / 1e6)
 }
 
-/// fio writes notes before its JSON.
+/// Parses fio's output, which has notes before its JSON.
 fn parse(text: &str, write: bool) -> Result<Reached> {
     let json = text.find('{').map_or("", |at| &text[at..]);
     let json: Value = serde_json::from_str(json).context("cannot read what fio prints")?;

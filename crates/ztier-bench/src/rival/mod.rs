@@ -1,7 +1,7 @@
-//! What is measured: ours and its rivals, each a guard that takes down what it brought up.
+//! The measured systems: ztier and its rivals, each a guard that takes down what it brought up.
 //!
-//! Invariant: only devices, mounts and processes made here are ever touched; each is undone when
-//! its guard is dropped, in the reverse order, with limits on the time that may take.
+//! Invariant: this module only touches devices, mounts and processes made here; dropping a guard
+//! undoes its work, in reverse order, with limits on the time.
 
 pub mod bcache;
 pub mod brd;
@@ -22,21 +22,21 @@ use std::path::Path;
 
 /// A block device, up until it is dropped.
 pub trait Disk: Send {
-    /// Where it is.
+    /// Path of the device.
     fn path(&self) -> &Path;
 
-    /// What must be said about it beside its figures.
+    /// The note about the device beside its figures.
     fn about(&self) -> String;
 }
 
 /// The systems whose block devices are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
-    /// Ours, by `ztier up … --export auto`.
+    /// ztier, by `ztier up … --export auto`.
     Ztier,
     /// A hot-added zram device with lz4.
     KernelZram,
-    /// The same with zstd.
+    /// A hot-added zram device with zstd.
     KernelZramZstd,
     /// A loop device on a file in tmpfs.
     RamDisk,
@@ -45,12 +45,12 @@ pub enum System {
 }
 
 impl System {
-    /// On a machine that does other things, too; in the order in which they take turns.
+    /// On a machine with other work; in the order in which they take turns.
     pub const USUAL: [Self; 3] = [Self::Ztier, Self::KernelZram, Self::RamDisk];
-    /// In a machine of our own.
+    /// In a virtual machine.
     pub const INSIDE: [Self; 4] = [Self::Ztier, Self::KernelZram, Self::KernelZramZstd, Self::Brd];
 
-    /// As it is called in reports.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ztier => "ztier",
@@ -61,7 +61,7 @@ impl System {
         }
     }
 
-    /// As it is called in names of ratios.
+    /// Name in the names of ratios.
     pub fn word(self) -> &'static str {
         match self {
             Self::Ztier => "ztier",

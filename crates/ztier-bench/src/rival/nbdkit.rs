@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use ztier::error::{Error, Result};
 
-/// As it is called in reports.
+/// Name in reports.
 pub const NAME: &str = "nbdkit memory zstd";
 
 /// A running server. Fields are dropped in order: process, directory.
@@ -29,7 +29,7 @@ impl Nbdkit {
     /// Serves `size` bytes.
     ///
     /// # Errors
-    /// It is not installed, or does not come up.
+    /// nbdkit is not installed, or does not come up.
     pub fn new(size: u64) -> Result<Self> {
         if !exists("nbdkit") {
             return Err(Error::failure("nbdkit is not installed"));

@@ -1,4 +1,4 @@
-//! Plain memory behind the same front-ends as ours: what an export costs without an engine.
+//! Plain memory behind ztier's front-ends: the cost of an export without an engine.
 
 use crate::sys::map::AlignedBuf;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -6,11 +6,11 @@ use std::time::Instant;
 use ztier::device::{Channel, Device, Extent, ExtentKind, IoError, Request};
 use ztier::error::Result;
 
-/// Bytes under one lock: large enough that requests rarely cross, many enough that they rarely
-/// meet.
+/// Bytes under one lock: large enough that requests rarely cross locks, and small enough that
+/// requests rarely share one.
 const CHUNK: usize = 2 << 20;
 
-/// A device that copies to and from memory, all of it there from the start.
+/// A device that copies to and from memory, all of it allocated from the start.
 pub struct PlainMemory {
     chunks: Vec<RwLock<AlignedBuf>>,
 }
@@ -21,14 +21,14 @@ impl PlainMemory {
         let count = size.div_ceil(CHUNK as u64);
         let chunk = || {
             let mut memory = AlignedBuf::new(CHUNK)?;
-            // Touched now: page faults must not be part of what is measured.
+            // Touched now, so that no page faults are measured.
             memory.fill(1);
             Ok(RwLock::new(memory))
         };
         Ok(Arc::new(Self { chunks: (0..count).map(|_| chunk()).collect::<Result<_>>()? }))
     }
 
-    /// Calls `f` with each piece of a range: chunk, range in it, place in the request.
+    /// Calls `f` with each piece of a range: chunk, range in the chunk, place in the request.
     fn each(
         &self,
         offset: u64,

@@ -1,4 +1,4 @@
-//! A RAM disk: a loop device on a file in a tmpfs of its own.
+//! A RAM disk: a loop device on a file in its own tmpfs.
 
 use super::Disk;
 use crate::report::{available_bytes, warn};
@@ -12,7 +12,7 @@ use std::time::Duration;
 use ztier::error::{Context, Error, Result};
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// Memory that must be left for everything else.
+/// Memory that must stay free.
 const SPARE: u64 = 512 << 20;
 
 /// A loop device with all of its memory allocated. Fields are dropped in order: device, tmpfs,
@@ -31,7 +31,7 @@ struct Loop {
 }
 
 impl RamDisk {
-    /// Makes one of `size` bytes; takes that much memory at once.
+    /// Makes a RAM disk of `size` bytes; takes all of its memory at once.
     ///
     /// # Errors
     /// No root, no loop devices, not enough memory.
@@ -78,7 +78,7 @@ impl Tmpfs {
 impl Drop for Tmpfs {
     fn drop(&mut self) {
         let busy = || unmount(&self.0, UnmountFlags::empty()).is_err();
-        // A loop device lets go of its file only after it was detached.
+        // A loop device releases its file only after it was detached.
         for _ in 0..50 {
             if !busy() {
                 return;
@@ -117,7 +117,7 @@ mod tests {
     use crate::rival::ext4::Ext4;
     use crate::sys::direct;
 
-    /// Where there can be no RAM disk, the refusal must say what is needed.
+    /// Where a RAM disk is impossible, the refusal must name the requirement.
     #[test]
     fn a_disk_takes_a_file_system_and_leaves_nothing() {
         let disk = match RamDisk::new(64 << 20) {
@@ -136,7 +136,7 @@ mod tests {
         drop(fs);
         assert!(!mount.exists());
         drop(disk);
-        // The device node may serve another program by now, but not our file.
+        // The device node may serve another program by now, but not this test's file.
         let name = device.file_name().unwrap().to_string_lossy().into_owned();
         let backing = std::fs::read_to_string(format!("/sys/block/{name}/loop/backing_file"));
         let own = format!("ztier-bench-{}-", std::process::id());

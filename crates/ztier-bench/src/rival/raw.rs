@@ -1,11 +1,11 @@
-//! A drive as a device: what the same front-ends reach without a log in between.
+//! A drive as a device: what ztier's front-ends reach without a log.
 
 use std::sync::Arc;
 use std::time::Instant;
 use ztier::device::{Channel, Device, Extent, ExtentKind, IoError, Request};
 use ztier::media::{ALIGN, Drive, DriveError};
 
-/// A drive behind no engine at all. Takes whole blocks only.
+/// A drive without an engine. Takes whole blocks only.
 pub struct RawDevice(pub Arc<dyn Drive>);
 
 impl RawDevice {
@@ -28,7 +28,7 @@ impl Device for RawDevice {
         self.0.zeroes_quickly()
     }
 
-    /// As a drive: what is read ahead is what the kernel reads ahead on a disk.
+    /// As for a drive: the kernel's readahead is that of a disk.
     fn waits(&self) -> bool {
         true
     }

@@ -1,5 +1,5 @@
 //! A device of this process behind the product's exports: a block device by FUSE and a loop device,
-//! and an NBD server on a socket of its own.
+//! and an NBD server on its own socket.
 
 use crate::sys::workdir::WorkDir;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Serves it; `name` tells it from others of this run.
+    /// Serves `device`; `name` distinguishes it within this run.
     ///
     /// # Errors
     /// The export does not work here.
@@ -28,7 +28,7 @@ impl Served {
         Self::by(device, name, threads)
     }
 
-    /// The same by so many threads: at most so many requests are under way.
+    /// Serves `device` with `threads` threads: at most as many requests are in flight.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -75,7 +75,7 @@ pub struct ServedNbd {
 }
 
 impl ServedNbd {
-    /// Serves it as `name`.
+    /// Serves `device` as `name`.
     ///
     /// # Errors
     /// No socket, no thread.
@@ -92,7 +92,7 @@ impl ServedNbd {
         Ok(Self { server, uri, _dir: dir })
     }
 
-    /// Where it is.
+    /// The NBD URI.
     pub fn uri(&self) -> &str {
         &self.uri
     }

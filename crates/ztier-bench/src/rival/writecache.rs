@@ -1,4 +1,4 @@
-//! dm-writecache: the device mapper's write cache, on two devices that the caller gave.
+//! dm-writecache: the device mapper's write cache, on two devices of the caller.
 
 use super::Disk;
 use crate::report::warn;
@@ -7,21 +7,21 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use ztier::error::{Context, Error, Result};
 
-/// As it is called in reports.
+/// Name in reports.
 pub const NAME: &str = "dm-writecache";
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A mapping; removed when dropped, with what is in the cache.
+/// A mapping; dropping it removes it, with the content of the cache.
 pub struct Writecache {
     name: String,
     device: PathBuf,
 }
 
 impl Writecache {
-    /// `log` before `backing`, with blocks of 4 KiB. Both are overwritten.
+    /// Puts `log` in front of `backing`, with blocks of 4 KiB. Both are overwritten.
     ///
     /// # Errors
-    /// No root, no such target, no `dmsetup`, a device that is in use.
+    /// No root, no such target, no `dmsetup`, a device in use.
     pub fn new(log: &Path, backing: &Path) -> Result<Self> {
         let log = std::fs::canonicalize(log).context("cannot find the log's device")?;
         let backing = std::fs::canonicalize(backing).context("cannot find the backing device")?;
@@ -36,7 +36,7 @@ impl Writecache {
         run("dmsetup", &["create", &name, "--table", &table], LIMIT)?;
         let device = PathBuf::from(format!("/dev/mapper/{name}"));
         let made = Self { name, device };
-        // Without udev the node does not come by itself.
+        // Without udev dmsetup has to make the node.
         run("dmsetup", &["mknodes", &made.name], LIMIT)?;
         if !made.device.exists() {
             return Err(Error::failure(format!("{} did not appear", made.device.display())));

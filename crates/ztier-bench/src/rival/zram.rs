@@ -1,4 +1,4 @@
-//! The kernel's zram, on a device that we add and remove.
+//! The kernel's zram, on a device that this process adds and removes.
 
 use super::Disk;
 use crate::report::warn;
@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use ztier::error::{Context, Error, Result};
 
-/// As it is called in reports, with lz4.
+/// Name in reports, with lz4.
 pub const NAME: &str = "kernel zram lz4";
-/// As it is called in reports, with what the kernel takes by itself.
+/// Name in reports, with the kernel's default algorithm.
 pub const DEFAULT_NAME: &str = "kernel zram default";
-/// As it is called in reports, with zstd.
+/// Name in reports, with zstd.
 pub const ZSTD_NAME: &str = "kernel zram zstd";
-/// As it is called in reports, with lz4, and what is idle recompressed with zstd.
+/// Name in reports, with lz4, and idle pages recompressed with zstd.
 pub const RECOMPRESSED_NAME: &str = "kernel zram lz4, recompressed with zstd";
 const CONTROL: &str = "/sys/class/zram-control";
-/// What the kernel's table takes for each page of the device's size, used or not.
+/// Bytes that the kernel's table takes for each page of the device's size, used or not.
 const TABLE_BYTES_PER_PAGE: u64 = 16;
 
 /// A hot-added zram device.
@@ -28,14 +28,14 @@ pub struct Zram {
     algorithm: String,
 }
 
-/// `mm_stat`: what the device holds.
+/// Fields of `mm_stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MmStat {
     /// Bytes after compression, without the allocator's losses.
     pub compr_data_size: u64,
     /// Bytes of the allocator's pages, without the table.
     pub mem_used_total: u64,
-    /// The most of that since the device was added.
+    /// Maximum of `mem_used_total` since the device was added.
     pub mem_used_max: u64,
 }
 
@@ -64,7 +64,7 @@ impl Zram {
         Self::add(size, Some("lz4"), Some("zstd"))
     }
 
-    /// Adds a device of `size` bytes with the algorithm that the kernel takes by itself.
+    /// Adds a device of `size` bytes with the kernel's default algorithm.
     ///
     /// # Errors
     /// As [`Self::with`].
@@ -101,7 +101,7 @@ impl Zram {
         Ok(zram)
     }
 
-    /// What it holds now.
+    /// The present values.
     pub fn mm_stat(&self) -> Result<MmStat> {
         let path = self.sysfs("mm_stat");
         let text = fs::read_to_string(&path).context(format!("cannot read {}", path.display()))?;
@@ -109,17 +109,17 @@ impl Zram {
             .ok_or_else(|| Error::failure(format!("{} holds {text:?}", path.display())))
     }
 
-    /// Recompresses everything, and has the allocator give back what that leaves.
+    /// Recompresses everything, and has the allocator free the memory gained.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Those of the kernel.
     pub fn recompress(&self) -> Result<()> {
         self.set("idle", "all")?;
         self.set("recompress", "type=idle")?;
         self.compact()
     }
 
-    /// Has it move what it holds together, and give up the memory that this leaves.
+    /// Makes the allocator compact its pages and free the memory gained.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -127,7 +127,7 @@ impl Zram {
         self.set("compact", "1")
     }
 
-    /// What its table takes beside `mem_used_total`.
+    /// Bytes of the table, beside `mem_used_total`.
     pub fn table_bytes(&self) -> u64 {
         self.size / 4096 * TABLE_BYTES_PER_PAGE
     }
@@ -145,7 +145,7 @@ impl Zram {
 fn parse_mm_stat(text: &str) -> Option<MmStat> {
     let mut fields = text.split_whitespace().skip(1).map(|f| f.parse().ok());
     let (compr_data_size, mem_used_total) = (fields.next()??, fields.next()??);
-    // Between them is the limit.
+    // The limit is between them.
     Some(MmStat { compr_data_size, mem_used_total, mem_used_max: fields.nth(1)?? })
 }
 
@@ -161,7 +161,7 @@ impl Disk for Zram {
 
 impl Drop for Zram {
     fn drop(&mut self) {
-        // udev or blkid may look at a device for a moment after it was closed.
+        // udev or blkid may open a device for a moment after it was closed.
         let end = Instant::now() + Duration::from_secs(10);
         let id = self.id.to_string();
         loop {
@@ -184,7 +184,7 @@ mod tests {
     use crate::sys::direct;
     use std::os::unix::fs::FileExt;
 
-    /// On a device of its own; where there can be none, the refusal must say what is needed.
+    /// On a device of its own; where that is impossible, the refusal must name the requirement.
     #[test]
     fn a_device_comes_holds_data_frees_it_and_goes() {
         let zram = match Zram::new(16 << 20) {

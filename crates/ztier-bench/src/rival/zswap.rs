@@ -1,20 +1,20 @@
-//! The kernel's zswap: memory before a swap device that keeps pages compressed.
+//! The kernel's zswap: compressed pages in memory in front of a swap device.
 //!
-//! Invariant: its settings are the machine's; they are put back in the reverse order of their
-//! change, so that it is off before anything else changes.
+//! Invariant: its settings are the machine's; they are restored in the reverse order of their
+//! change, so that zswap is off before any other setting changes.
 
 use crate::sys::knob::{Knob, read};
 use std::fs;
 use std::path::Path;
 use ztier::error::{Context, Error, Result};
 
-/// As it is called in reports.
+/// Name in reports.
 pub const NAME: &str = "zswap, disk";
 const PARAMETERS: &str = "/sys/module/zswap/parameters";
-/// What ours and zram are compared with.
+/// The algorithm of ztier and zram in the comparison.
 const WANTED: &str = "lz4";
 
-/// Zswap, on for as long as this lives. Fields are dropped in order.
+/// zswap, on while this lives. Fields are dropped in order.
 #[derive(Debug)]
 pub struct Zswap {
     _enabled: Knob,
@@ -23,11 +23,11 @@ pub struct Zswap {
 }
 
 impl Zswap {
-    /// Turns it on, with LZ4 where the kernel has that, and at most so many percent of the
-    /// machine's memory.
+    /// Turns zswap on, with LZ4 if the kernel has that, limited to `percent` of the machine's
+    /// memory.
     ///
     /// # Errors
-    /// A kernel without it; no root; it is on already, for the machine's own swap.
+    /// A kernel without it; no root; zswap is on already, for the machine's own swap.
     pub fn new(percent: Option<u32>) -> Result<Self> {
         let parameters = Path::new(PARAMETERS);
         let enabled = parameters.join("enabled");
@@ -38,7 +38,7 @@ impl Zswap {
             let text = "zswap is on already, and may hold pages of the machine's own swap";
             return Err(Error::failure(text).hint(format!("echo N > {}", enabled.display())));
         }
-        // A kernel without this compressor keeps its own, and the report says which.
+        // A kernel without this compressor keeps its own, and the report names it.
         let compressor = Knob::set(parameters.join("compressor"), WANTED).ok();
         let percent = percent
             .map(|n| Knob::set(parameters.join("max_pool_percent"), &n.to_string()))
@@ -47,7 +47,7 @@ impl Zswap {
         Ok(Self { _enabled: enabled, _compressor: compressor, _percent: percent })
     }
 
-    /// What must be said about it.
+    /// The note about it in the report.
     pub fn about() -> String {
         let value = |name: &str| read(&Path::new(PARAMETERS).join(name)).unwrap_or_default();
         let compressor = value("compressor");
@@ -60,7 +60,7 @@ impl Zswap {
     }
 }
 
-/// Bytes of memory that it takes now.
+/// Bytes of memory in use by zswap.
 ///
 /// # Errors
 /// A kernel without it.

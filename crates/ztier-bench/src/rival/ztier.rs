@@ -1,7 +1,8 @@
-//! Ours as users have it: the `ztier` binary that stands beside this one.
+//! ztier as users have it: the `ztier` binary next to this program.
 //!
-//! Invariant: what `ztier up` has begun is taken down, also when that failed, was too late or was
-//! interrupted; what a run that was killed has left is, too, if only that run can have made it.
+//! Invariant: a volume that `ztier up` has begun is taken down, also when that failed, was too late
+//! or was interrupted. The volumes of a killed run are taken down, too, if only that run can have
+//! made them.
 
 use super::Disk;
 use crate::report::warn;
@@ -15,7 +16,7 @@ use std::time::Duration;
 use ztier::error::{Context, Error, Result};
 
 const LIMIT: Duration = Duration::from_secs(30);
-/// Reading swap back from a slow disk takes its time.
+/// Reading swap back from a slow disk takes this long at most.
 const SWAP_LIMIT: Duration = Duration::from_secs(300);
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
@@ -24,7 +25,7 @@ pub struct Up {
     binary: PathBuf,
     name: String,
     endpoint: PathBuf,
-    /// What the machine remembers of its log.
+    /// Directory for the machine's record of the log.
     state: WorkDir,
 }
 
@@ -32,7 +33,7 @@ impl Up {
     /// `ztier up NAME --size SIZE --export EXPORT`, with a unique name.
     ///
     /// # Errors
-    /// What `ztier` says, or that it printed nothing to open.
+    /// The error of `ztier`, or the absence of an endpoint in its output.
     pub fn new(size: u64, export: &str) -> Result<Self> {
         Self::with(&["--size", &size.to_string(), "--export", export])
     }
@@ -56,8 +57,8 @@ impl Up {
         ])
     }
 
-    /// `ztier up NAME …` for swap: `--size SIZE --export auto`, `--ram-limit LIMIT` if there is
-    /// one, and `--spill FILE`.
+    /// `ztier up NAME …` for swap: `--size SIZE --export auto`, `--ram-limit LIMIT` if given, and
+    /// `--spill FILE` if given.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -70,8 +71,8 @@ impl Up {
         Self::with(&args)
     }
 
-    /// `ztier up NAME --backing DEV --ram-limit LIMIT`, with `log` before it if there is one, in
-    /// the control group whose file that takes process ids is `join`.
+    /// `ztier up NAME --backing DEV --ram-limit LIMIT`, with `log` in front of it if given, in the
+    /// control group whose file for process ids is `join`.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -99,15 +100,16 @@ impl Up {
     fn start(binary: PathBuf, join: Option<&Path>, args: &[&str]) -> Result<Self> {
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("bench-{}-{n}", std::process::id());
-        // What this machine remembers of a log is not for logs that are thrown away.
+        // Temporary logs do not belong in the machine's record of logs.
         let state = WorkDir::new("state")?;
         let variable = format!("ZTIER_STATE_DIR={}", state.path().display());
-        // Also when it fails, late or interrupted, there may be a volume: the guard comes first.
+        // Also after a failed, late or interrupted command there may be a volume: the guard comes
+        // first.
         let mut new = Self { binary, name, endpoint: PathBuf::new(), state };
         let up = [&variable, &*new.binary.to_string_lossy(), "up", &new.name];
         let text = match join.map(Path::to_string_lossy) {
             None => run(Path::new("env"), &[&up[..], args].concat(), LIMIT)?,
-            // The shell joins, and becomes the program.
+            // The shell joins the group, and becomes the program.
             Some(join) => {
                 let shell = ["-c", "echo $$ >\"$0\" && exec env \"$@\"", &*join];
                 run(Path::new("sh"), &[&shell[..], &up[..], args].concat(), LIMIT)?
@@ -128,24 +130,24 @@ impl Up {
     /// `ztier restart NAME`.
     ///
     /// # Errors
-    /// What `ztier` says.
+    /// The error of `ztier`.
     pub fn restart(&self) -> Result<()> {
         run(&self.binary, &["restart", &self.name], LIMIT).map(drop)
     }
 
-    /// `ztier swapon NAME`, with settings of the machine as they are.
+    /// `ztier swapon NAME`, without changing settings of the machine.
     ///
     /// # Errors
-    /// What `ztier` says.
+    /// The error of `ztier`.
     pub fn swapon(&self, priority: i32) -> Result<()> {
         let settings = ["--page-cluster", "keep", "--swappiness", "keep"];
         let priority = priority.to_string();
-        // Where this may be done at all, it is a benchmark's machine that would suffer.
+        // Where this is allowed at all, only a benchmark's machine would suffer.
         let args = [&["swapon", &self.name, "--force", "--priority", &priority], &settings[..]];
         run(&self.binary, &args.concat(), LIMIT).map(drop)
     }
 
-    /// `ztier swapoff NAME`, which may take so long.
+    /// `ztier swapoff NAME`, which may take `limit`.
     pub fn swapoff(&self, limit: Duration) -> impl Fn() -> Result<()> + Send + Sync + 'static {
         let (binary, name) = (self.binary.clone(), self.name.clone());
         move || undo(&binary, &["swapoff", &name, "--force"], limit).map(drop)
@@ -154,16 +156,16 @@ impl Up {
     /// `ztier status NAME --json`.
     ///
     /// # Errors
-    /// What `ztier` says.
+    /// The error of `ztier`.
     pub fn status(&self) -> Result<serde_json::Value> {
         let text = run(&self.binary, &["status", &self.name, "--json"], LIMIT)?;
         serde_json::from_str(&text).context("`ztier status --json` is no JSON")
     }
 
-    /// Memory of its daemon that no other process has, in bytes.
+    /// Bytes of memory that only its daemon has.
     ///
     /// # Errors
-    /// What `ztier` says.
+    /// The error of `ztier`.
     pub fn memory(&self) -> Result<u64> {
         let status = self.status()?;
         let lacks = || Error::failure("`ztier status --json` lacks the daemon's process");
@@ -197,7 +199,7 @@ impl Disk for Up {
 impl Drop for Up {
     fn drop(&mut self) {
         let done = undo(&self.binary, &["down", &self.name, "--discard"], LIMIT);
-        // One that did not come up need not be taken down.
+        // A volume that did not come up need not be taken down.
         let is_left = || names(&self.binary).map_or(true, |all| all.contains(&self.name));
         if let Some(e) = done.err().filter(|_| is_left()) {
             warn(&format!("left volume {}: {e}", self.name));
@@ -210,8 +212,8 @@ impl Drop for Up {
     }
 }
 
-/// Takes down the volumes of runs that are gone, with their data: those of `known` runs, which are
-/// known to have had volumes. A name alone may be a user's.
+/// Takes down the volumes of dead runs, with their data: only those of `known` runs, which are
+/// known to have had volumes, as a volume with such a name alone may be a user's.
 pub fn down_of(known: &BTreeSet<u32>) -> Vec<Volume> {
     binary().map_or_else(|_| Vec::new(), |binary| down_by(&binary, known))
 }
@@ -223,7 +225,7 @@ fn down_by(binary: &Path, known: &BTreeSet<u32>) -> Vec<Volume> {
         let discard = || undo(binary, &["down", &name, "--discard"], LIMIT).map(drop);
         let done = if known.contains(&run) {
             discard().or_else(|_| {
-                // It may be in use as swap.
+                // The volume may be in use as swap.
                 undo(binary, &["swapoff", &name, "--force"], SWAP_LIMIT).and_then(|_| discard())
             })
         } else {
@@ -235,7 +237,7 @@ fn down_by(binary: &Path, known: &BTreeSet<u32>) -> Vec<Volume> {
     left.map(down).collect()
 }
 
-/// The process whose volume it is, by its name.
+/// The process that made a volume, from its name.
 fn run_of(name: &str) -> Option<u32> {
     let (id, n) = name.strip_prefix("bench-")?.split_once('-')?;
     n.parse::<u32>().ok()?;
@@ -250,7 +252,7 @@ fn names(binary: &Path) -> Result<Vec<String>> {
     Ok(list.iter().filter_map(|volume| volume["name"].as_str().map(str::to_owned)).collect())
 }
 
-/// Whether `ztier up` of the same build takes an option.
+/// Whether `ztier up` of the same build knows an option.
 ///
 /// # Errors
 /// There is no `ztier`.
@@ -271,7 +273,7 @@ fn binary() -> Result<PathBuf> {
     }
 }
 
-/// The first word of the output that can be opened.
+/// The first word of the output that can be opened as an endpoint.
 fn endpoint(text: &str) -> Option<&str> {
     text.split_whitespace().find(|word| word.starts_with("/dev/") || word.starts_with("nbd"))
 }
@@ -282,7 +284,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    /// Something that is called like `ztier`, and notes what it is told beside itself.
+    /// A fake `ztier`, which records its arguments in files next to itself.
     fn fake(dir: &Path, what: &str) -> PathBuf {
         let path = dir.join("ztier");
         std::fs::write(&path, format!("#!/bin/sh\necho \"$@\" >>\"$0.log\"\n{what}\n")).unwrap();
@@ -327,7 +329,7 @@ mod tests {
             "bench".to_owned(),
         ];
         let list = names.clone().map(|name| format!("{{\"name\":\"{name}\"}}")).join(",");
-        // The second is swap.
+        // The second volume is swap.
         let what = format!(
             "case $1 in list) echo '[{list}]';; swapoff) : >\"$0.off\";; \
              down) [ $2 = {} ] || [ -e \"$0.off\" ];; esac",

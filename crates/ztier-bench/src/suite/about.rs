@@ -1,4 +1,4 @@
-//! What a run was made with: this program, the system, versions of the rivals.
+//! The environment of a run: this program, the system, versions of the rivals.
 
 use crate::sys::command::{exists, run_any};
 use std::collections::BTreeMap;
@@ -7,11 +7,11 @@ use std::time::Duration;
 use ztier::error::{Context, Result};
 use ztier::log::disk::format::crc;
 
-/// The commit that `./bench` builds, told by it.
+/// The variable with which `./bench` passes the commit that it builds.
 const COMMIT: &str = "ZTIER_BENCH_COMMIT";
-/// Longer than a program takes to say its version.
+/// Limit on the time that a program takes to print its version.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Programs that are used, and how they are asked.
+/// The programs used, and the option that prints the version of each.
 const PROGRAMS: [(&str, &str); 8] = [
     ("fio", "--version"),
     ("nbdkit", "--version"),
@@ -23,8 +23,8 @@ const PROGRAMS: [(&str, &str); 8] = [
     ("blkid", "--version"),
 ];
 
-/// The build: version, commit, and a sum of this program and of the `ztier` beside it, by which two
-/// builds of a commit with changes are told apart.
+/// The build: version, commit, and a checksum of this program and of the `ztier` next to it, which
+/// distinguishes builds of a commit with uncommitted changes.
 ///
 /// # Errors
 /// The programs can't be read.
@@ -32,7 +32,7 @@ pub fn build() -> Result<String> {
     let own = std::env::current_exe().context("cannot find out where this program is")?;
     let bytes = std::fs::read(&own).context(format!("cannot read {}", own.display()))?;
     let mut sum = crc(&bytes);
-    // Tables that need it say themselves when it is not there.
+    // Tables that need `ztier` report its absence themselves.
     if let Ok(bytes) = std::fs::read(own.with_file_name("ztier")) {
         sum ^= crc(&bytes).rotate_left(1);
     }
@@ -41,7 +41,7 @@ pub fn build() -> Result<String> {
     Ok(format!("ztier {}{commit}, programs {sum:08x}", env!("CARGO_PKG_VERSION")))
 }
 
-/// The system and its programs; what is not there is said to be missing.
+/// The system and its programs; reports absent ones as missing.
 pub fn versions() -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     if let Ok(text) = std::fs::read_to_string("/etc/os-release") {
@@ -56,11 +56,11 @@ pub fn versions() -> BTreeMap<String, String> {
     all
 }
 
-/// What a program says of itself, in a line.
+/// A program's version, in a line.
 fn asked(program: &str, option: &str) -> String {
     match run_any(OsStr::new(program), &[option], LIMIT, true) {
         Ok(output) if output.status.success() => output.first_line(),
-        // Some know no such option.
+        // Some programs have no such option.
         Ok(_) => "installed".to_owned(),
         Err(e) => format!("unknown: {e}"),
     }

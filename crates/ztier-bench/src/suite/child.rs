@@ -1,8 +1,8 @@
-//! A table as a process of its own.
+//! A table as a separate process.
 //!
-//! Invariants: its output goes to its log, which it holds locked as long as it lives; it has a
-//! process group of its own, so that a ^C reaches only the run, which ends all of the group in
-//! order; it ends in order, too, when the run is gone, and no other run measures before that.
+//! Invariants: the table's output goes to its log, which it keeps locked while it lives. It has its
+//! own process group, so that a ^C reaches only the run, which ends the group in order. It ends in
+//! order, too, when the run is gone, and no other run measures before that.
 
 use super::Turn;
 use crate::report::warn;
@@ -15,15 +15,16 @@ use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 use ztier::error::{Context, Error, Result};
 
-/// How long a table may take to undo what it has made: file systems on slow drives are unmounted.
+/// Time that a table may take to undo its work: it unmounts file systems on slow drives.
 const GRACE: Duration = Duration::from_secs(90);
-/// What is kept of a line that does not end.
+/// Kept bytes of a line without an end.
 const LINE_MAX: usize = 1 << 16;
 
-/// What a table is told whose run is this process.
+/// Option that passes the run's process id to a table.
 const SUITE: &str = "--suite";
 
-/// Ties this process, a table, to the run that has started it: it is told to end when that is gone.
+/// Ties this process, a table, to the run that has started it: when the run is gone, the kernel
+/// signals the table to end.
 ///
 /// # Errors
 /// The run is gone already.
@@ -37,7 +38,7 @@ pub fn tie(suite: u32) -> Result<()> {
     }
 }
 
-/// A table that is at work; dropping it ends it.
+/// A running table; dropping it ends it.
 pub struct Child {
     name: String,
     child: std::process::Child,
@@ -49,12 +50,12 @@ pub struct Child {
 
 impl Child {
     /// Starts this program with other arguments, and with the turn of this run; with `show` its
-    /// output is repeated here. The thread that calls this has to live as long as the table, which
-    /// is told to end when it does not.
+    /// output is repeated here. The calling thread has to live as long as the table: the kernel
+    /// signals the table to end when that thread ends.
     ///
     /// # Errors
-    /// It can't be started; its log can't be written, or is held by a table that goes on since an
-    /// earlier run was killed.
+    /// The table can't be started; its log can't be written, or is held by a table that still runs
+    /// after an earlier run was killed.
     pub fn start(name: &str, args: &[String], log: &Path, show: bool, turn: &Turn) -> Result<Self> {
         let what = || format!("cannot write {}", log.display());
         let mut output = File::options().create(true).append(true).open(log).context(what())?;
@@ -79,12 +80,12 @@ impl Child {
         Ok(Self { name, child, log, line: Vec::new(), last: String::new(), show })
     }
 
-    /// Reads what it has said meanwhile; how it ended, if it has.
+    /// Reads new output of the table; returns its exit status, if it has ended.
     ///
     /// # Errors
     /// Its log can't be read.
     pub fn look(&mut self) -> Result<Option<ExitStatus>> {
-        // First this, so that nothing is missed which it said before it ended.
+        // Checked first, so that no output from before the end is missed.
         let ended = self.child.try_wait().context(format!("cannot wait for {}", self.name))?;
         let mut new = Vec::new();
         self.log.read_to_end(&mut new).context(format!("cannot read the log of {}", self.name))?;
@@ -103,15 +104,15 @@ impl Child {
         Ok(ended)
     }
 
-    /// The last line that it has said.
+    /// The last line of output.
     pub fn last(&self) -> &str {
         &self.last
     }
 
-    /// Lets it end, and everything that it has started.
+    /// Ends the table, and everything that it has started.
     pub fn end(&mut self) {
         let group = Pid::from_child(&self.child);
-        // It is not reaped before it has ended, so its group is still its own.
+        // Not reaped before it has ended, so the group is still its own.
         for signal in [Signal::TERM, Signal::KILL] {
             if !matches!(self.child.try_wait(), Ok(None)) {
                 return;

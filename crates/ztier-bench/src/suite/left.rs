@@ -1,25 +1,25 @@
-//! Pure: how long the rest of a run will take.
+//! Estimates the remaining time of a run, without I/O.
 //!
-//! Invariant: parts that are over say how this machine compares with the one whose times are
-//! stated, in proportion to how long they should have taken.
+//! Invariant: finished parts yield the speed of this machine relative to the one whose times are
+//! stated, weighted by their expected times.
 
-/// Bounds of that proportion: one short part says little.
+/// Bounds of that relative speed: one short part says little.
 const PROPORTION: (f64, f64) = (0.2, 10.0);
-/// What is left at least of a part that takes longer than expected, as a share of it.
+/// Least remainder of a part that takes longer than expected, as a share of its expected time.
 const LEAST: f64 = 0.1;
 
-/// A part, as far as time goes; all in seconds.
+/// The times of a part, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Stretch {
-    /// Over: how long it should have taken and took.
+    /// Finished: expected and actual time.
     Over(f64, f64),
-    /// At work: how long it should take and has been at it.
+    /// Running: expected time, and time so far.
     AtWork(f64, f64),
-    /// To come: how long it should take.
+    /// Waiting: expected time.
     ToCome(f64),
 }
 
-/// Seconds until all parts are over.
+/// Seconds until all parts are finished.
 pub fn left(parts: &[Stretch]) -> f64 {
     let (should, took) = parts.iter().fold((0.0, 0.0), |sums, part| match part {
         Stretch::Over(should, took) => (sums.0 + should, sums.1 + took),
@@ -34,7 +34,7 @@ pub fn left(parts: &[Stretch]) -> f64 {
     parts.iter().map(rest).sum()
 }
 
-/// A time in words: `40 s`, `3 min 20 s`, `2 h 5 min`.
+/// A time as text: `40 s`, `3 min 20 s`, `2 h 5 min`.
 pub fn words(seconds: f64) -> String {
     let all = seconds.max(0.0).round() as u64;
     match (all / 3600, all / 60 % 60, all % 60) {
@@ -56,9 +56,9 @@ mod tests {
             assert!((found - expected).abs() < 1e-9, "{parts:?}: {found}");
         };
         near(&[ToCome(10.0), ToCome(20.0)], 30.0);
-        // Twice as slow as stated.
+        // Half the stated speed.
         near(&[Over(10.0, 20.0), AtWork(30.0, 10.0), ToCome(5.0)], 50.0 + 10.0);
-        // Later than expected: a tenth is left until it is over.
+        // Later than expected: a tenth remains until it is finished.
         near(&[AtWork(30.0, 100.0)], 3.0);
         near(&[Over(1.0, 100.0), ToCome(1.0)], 10.0);
         near(&[Over(1.0, 1.0)], 0.0);

@@ -1,9 +1,8 @@
-//! All tables in one go, each as a process of its own.
+//! All tables in one run, each as a separate process.
 //!
-//! Invariants: what is known of the run is kept after each step, so that nothing that was measured
-//! is lost, whatever ends the run; a table that fails does not end it; one table runs at a time on
-//! a machine, also of other runs.
-//! Nothing here looks into figures: the report is made of the files.
+//! Invariants: the run's state is saved after each step, so that no result is lost, whatever ends
+//! the run. A failed table does not end the run. One table runs at a time on a machine, also of
+//! other runs. This module does not interpret figures: the report is made of the files.
 
 mod about;
 mod child;
@@ -33,37 +32,37 @@ use ztier::error::{Error, Result};
 use ztier::stats::time::{now, rfc3339};
 use ztier_vm::{Lab, Trouble};
 
-/// Where runs are, below the directory in which `./bench` was called.
+/// Directory of all runs, below the one in which `./bench` was called.
 const RESULTS: &str = "bench-results";
-/// How often a table is looked at.
+/// Interval between checks of a table.
 const LOOK: Duration = Duration::from_millis(200);
-/// How long the machine is watched before a table.
+/// Time for which the machine's load is measured before a table.
 const WATCH: Duration = Duration::from_millis(500);
-/// A table that takes so many times as long as it should, and this, hangs.
+/// A table that takes this many times its expected time, plus `REST`, hangs.
 const PATIENCE: f64 = 6.0;
 const REST: Duration = Duration::from_secs(900);
 
-/// What the command line says.
+/// Options of the command line.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
     /// The short form.
     pub quick: bool,
-    /// Only these parts.
+    /// The only parts to run.
     pub only: Vec<String>,
-    /// All but these.
+    /// Parts to leave out.
     pub skip: Vec<String>,
-    /// Where to work; below [`RESULTS`] by default.
+    /// Working directory; below [`RESULTS`] by default.
     pub dir: Option<PathBuf>,
-    /// Go on with a run: the newest, or the one in this directory.
+    /// Resume a run: the newest, or the one in this directory.
     pub resume: Option<Option<PathBuf>>,
-    /// Repeat what the tables say.
+    /// Repeat the output of the tables.
     pub verbose: bool,
-    /// What was typed.
+    /// The command line as typed.
     pub command: String,
 }
 
 impl Choice {
-    /// The parts that are wanted.
+    /// The chosen parts.
     fn entries(&self, quick: bool) -> Result<Vec<&'static Entry>> {
         let wanted = |entry: &&Entry| {
             let named = |names: &[String]| names.iter().any(|name| name == entry.name);
@@ -76,7 +75,7 @@ impl Choice {
         Ok(entries)
     }
 
-    /// The run to work on and its directory.
+    /// The run and its directory.
     fn open(&self) -> Result<(Folder, Run)> {
         let build = about::build()?;
         let (folder, mut run) = match &self.resume {
@@ -111,11 +110,11 @@ impl Choice {
     }
 }
 
-/// A run that no other process works on meanwhile.
+/// A run that no other process works on.
 pub struct Session {
-    /// Where its figures and logs are.
+    /// The directory of its figures and logs.
     pub folder: Folder,
-    /// What is known of it.
+    /// Its state.
     pub run: Run,
     verbose: bool,
     turn: Turn,
@@ -123,11 +122,11 @@ pub struct Session {
 }
 
 impl Session {
-    /// Begins a run, or opens one to go on with, in this turn.
+    /// Begins a run, or opens one to resume, in this turn.
     ///
     /// # Errors
-    /// There is nothing to run; there is no such run, or another process works on it; the directory
-    /// can't be written.
+    /// No part is chosen; there is no such run, or another process works on it; the directory can't
+    /// be written.
     pub fn open(choice: &Choice, turn: Turn) -> Result<Self> {
         let (folder, run) = choice.open()?;
         let lock = folder.lock()?;
@@ -135,7 +134,7 @@ impl Session {
         Ok(Self { folder, run, verbose: choice.verbose, turn, _lock: lock })
     }
 
-    /// Runs what is to be run.
+    /// Runs the parts that still have to run.
     ///
     /// # Errors
     /// A table has failed; the run was interrupted; the directory can't be written.
@@ -166,10 +165,10 @@ impl Session {
     }
 }
 
-/// Starts a part with these arguments.
+/// Starts a part with given arguments.
 type Start<'a> = &'a dyn Fn(&Part, &[String]) -> Result<Child>;
 
-/// One part after the other.
+/// Runs one part after the other.
 fn each(run: &mut Run, folder: &Folder, progress: &mut Progress, start: Start<'_>) -> Result<()> {
     let machines = OnceCell::new();
     for n in 0..run.parts.len() {
@@ -214,19 +213,19 @@ fn each(run: &mut Run, folder: &Folder, progress: &mut Progress, start: Start<'_
     Ok(())
 }
 
-/// Why a table can't run here, if it needs a machine of its own and there can be none; which is
-/// found out once.
+/// Reason why a table can't run here, if it needs a virtual machine and there can be none;
+/// determined once.
 fn absent(part: &Part, machines: &OnceCell<Option<String>>) -> Option<String> {
     let inside = part.args.iter().any(|arg| arg == "--vm") || part.name == "worst-case";
     let none = || match Lab::open(&["ztier", "ztier-bench"]) {
         Err(Trouble::Absent(why)) => Some(why),
-        // What else is wrong, the table says itself.
+        // The table itself reports any other failure.
         Ok(_) | Err(Trouble::Failed(_)) => None,
     };
     if inside { machines.get_or_init(none).clone() } else { None }
 }
 
-/// How a part ended.
+/// State, exit status and reason of a part that has ended.
 type Ended = (State, Option<i32>, Option<String>);
 
 /// Runs a part to its end.
@@ -241,7 +240,7 @@ fn one(
     let mut args = part.args.clone();
     for (option, end) in [("--json", "json"), ("--csv", "csv")] {
         let file = folder.file(&part.name, end);
-        // Figures of an earlier try are not those of this one.
+        // Figures of an earlier try do not belong to this one.
         let _ = std::fs::remove_file(&file);
         args.extend([option.to_owned(), file.display().to_string()]);
     }
@@ -279,13 +278,13 @@ fn one(
     }
 }
 
-/// All parts as far as time goes, of which the `n`th has been at work for so long.
+/// The times of all parts; the `n`th has run for `been` seconds.
 fn stretches(run: &Run, n: usize, been: f64) -> Vec<Stretch> {
     let of = |(i, part): (usize, &Part)| match (part.state, part.seconds) {
         (State::Waiting, _) => Stretch::ToCome(part.typical_s),
         (State::Running, _) if i == n => Stretch::AtWork(part.typical_s, been),
         (State::Done, Some(took)) => Stretch::Over(part.typical_s, took),
-        // One that failed early says nothing about the machine.
+        // A part that failed early says nothing about the machine.
         _ => Stretch::Over(0.0, 0.0),
     };
     run.parts.iter().enumerate().map(of).collect()

@@ -1,8 +1,7 @@
-//! What a run of everything consists of: tables, their arguments, how long each takes about.
+//! The plan of a run of everything: tables, their arguments, and their approximate times.
 //!
-//! Invariant: all of the quick plan should take 15 minutes at most on a machine with two processors
-//! and nothing else at work; what it leaves out for that is in the arguments, which the report
-//! prints.
+//! Invariant: the quick plan should take 15 minutes at most on an idle machine with two processors.
+//! Its restrictions are in the arguments, which the report prints.
 
 /// Names of all parts, in the order in which they run.
 pub const NAMES: [&str; 11] = [
@@ -22,12 +21,12 @@ pub const NAMES: [&str; 11] = [
 /// A table with its arguments.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// What it is called here and in the names of its files.
+    /// Name, also in the names of its files.
     pub name: &'static str,
     /// Arguments of this program, separated by blanks.
     pub args: &'static str,
-    /// Seconds that it takes on a machine with two processors and nothing else at work: as measured
-    /// in the quick plan, but for virtual machines; those and the full plan are judged by parts.
+    /// Seconds that the table takes on an idle machine with two processors: measured for the quick
+    /// plan, except in virtual machines; those and the full plan are estimated from parts.
     pub typical_s: f64,
 }
 

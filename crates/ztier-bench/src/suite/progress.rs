@@ -1,28 +1,29 @@
-//! How far a run is, on standard error.
+//! Progress of a run, on standard error.
 //!
-//! Invariant: on a terminal it is one line, no longer than that is wide; elsewhere a line a minute.
+//! Invariant: on a terminal the progress is one line that fits its width; elsewhere it is a line a
+//! minute.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// How often there is a line elsewhere than on a terminal.
+/// Interval between lines elsewhere than on a terminal.
 const PAUSE: Duration = Duration::from_secs(60);
-/// Columns of a terminal that does not say.
+/// Columns of a terminal of unknown width.
 const COLUMNS: usize = 80;
 
-/// Shows it.
+/// Prints the progress.
 pub struct Progress {
     terminal: bool,
     next: Instant,
 }
 
 impl Progress {
-    /// On this process's standard error.
+    /// On standard error of this process.
     pub fn new() -> Self {
         Self { terminal: std::io::stderr().is_terminal(), next: Instant::now() + PAUSE }
     }
 
-    /// What is going on; `last` is what was said last.
+    /// Shows the state `what`, and `last`, the last line of output.
     pub fn show(&mut self, what: &str, last: &str) {
         if self.terminal {
             let columns = columns();
@@ -33,7 +34,7 @@ impl Progress {
         }
     }
 
-    /// A line that stays.
+    /// Prints a permanent line.
     pub fn say(&mut self, text: &str) {
         self.next = Instant::now() + PAUSE;
         let clear = if self.terminal { "\r\x1b[K" } else { "" };
@@ -51,7 +52,7 @@ fn columns() -> usize {
     size.ok().map(|size| usize::from(size.ws_col)).filter(|&n| n > 0).unwrap_or(COLUMNS)
 }
 
-/// As much of a text as fits before the last column, where a terminal would begin a new line.
+/// The part of a text that fits before the last column, where a terminal would begin a new line.
 fn shortened(text: &str, columns: usize) -> String {
     let printable = text.chars().filter(|c| !c.is_control());
     printable.take(columns.saturating_sub(1)).collect()

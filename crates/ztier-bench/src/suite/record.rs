@@ -1,7 +1,7 @@
-//! What is known of a run: `run.json` in its directory, beside the figures and logs of its parts.
+//! The state of a run: `run.json` in its directory, beside the figures and logs of its parts.
 //!
-//! Invariant: the file is replaced as a whole and durably whenever something has changed, so that a
-//! run that was cut off at any moment can be gone on with.
+//! Invariant: each change replaces the file as a whole and durably, so that a run that was
+//! interrupted at any moment can be resumed.
 
 use super::plan::{Entry, NAMES};
 use rustix::fs::{Mode, OFlags};
@@ -16,58 +16,58 @@ use ztier::error::{Context, Error, Result};
 const FILE: &str = "run.json";
 const FORMAT: u32 = 1;
 
-/// How far a part is.
+/// The state of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// To come.
+    /// Not started.
     Waiting,
-    /// At work, or cut off there.
+    /// Running, or interrupted while running.
     Running,
-    /// It has ended well.
+    /// Ended successfully.
     Done,
-    /// It has failed, in part or as a whole; the figures that it has left count.
+    /// Failed, in part or as a whole; its figures count.
     Failed,
-    /// This machine lacks what it needs.
+    /// This machine lacks a prerequisite.
     Absent,
 }
 
 /// A table of the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Part {
-    /// What it is called, also in the names of its files.
+    /// Name, also in the names of its files.
     pub name: String,
-    /// Arguments of the program, without those that say where figures go.
+    /// Arguments of the program, without those for output files.
     pub args: Vec<String>,
-    /// Seconds that it should take.
+    /// Expected time in seconds.
     pub typical_s: f64,
-    /// How far it is.
+    /// Its state.
     pub state: State,
-    /// When it began.
+    /// Time at which it began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub begun: Option<String>,
-    /// How long it took.
+    /// Duration in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
-    /// What others did on the machine just before it, percent of one CPU.
+    /// Load of other processes just before it, in percent of one CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_percent: Option<f64>,
-    /// The program's exit status; none if a signal ended it.
+    /// The program's exit status; `None` if a signal ended it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<i32>,
-    /// Why there is nothing, or not all.
+    /// Reason for missing figures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What made its figures.
+    /// The build that made its figures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub build: Option<String>,
-    /// CPUs, memory and kernel of where it ran.
+    /// CPUs, memory and kernel of its machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<Value>,
 }
 
 impl Part {
-    /// One that is to come.
+    /// A part that has not started.
     pub fn new(entry: &Entry) -> Self {
         Self {
             name: entry.name.to_owned(),
@@ -84,8 +84,8 @@ impl Part {
         }
     }
 
-    /// Whether it need not run again for `wanted`: it has ended well, as the same build with the
-    /// same arguments.
+    /// Whether the part need not run again for `wanted`: it has ended successfully, as the same
+    /// build with the same arguments.
     pub fn serves(&self, wanted: &Self, build: &str) -> bool {
         self.state == State::Done
             && self.args == wanted.args
@@ -96,26 +96,26 @@ impl Part {
 /// A run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// Of this file.
+    /// Version of the file format.
     format: u32,
-    /// When it began.
+    /// Time at which it began.
     pub begun: String,
-    /// Whether it is the short form.
+    /// Whether it is the quick plan.
     pub quick: bool,
-    /// What was typed: to begin it, and to go on each time.
+    /// The commands that began and resumed it.
     pub commands: Vec<String>,
-    /// The program: its version, the commit, and sums of its files.
+    /// The program: its version, the commit, and checksums of its files.
     pub build: String,
-    /// CPUs, memory and kernel of where it was last gone on with.
+    /// CPUs, memory and kernel of the machine where it was last resumed.
     pub machine: Value,
-    /// Versions of what was used.
+    /// Versions of the programs used.
     pub versions: BTreeMap<String, String>,
     /// All parts, in their order.
     pub parts: Vec<Part>,
 }
 
 impl Run {
-    /// One of which nothing is done.
+    /// A run of which no part has started.
     pub fn new(begun: String, quick: bool, build: String, entries: &[&Entry]) -> Self {
         Self {
             format: FORMAT,
@@ -129,8 +129,7 @@ impl Run {
         }
     }
 
-    /// Goes on with it on a machine. Parts that do not say where they ran did so where it was
-    /// before.
+    /// Resumes the run on `machine`. Parts without a machine ran on the former one.
     pub fn move_to(&mut self, machine: Value) {
         let before = std::mem::replace(&mut self.machine, machine);
         for part in self.parts.iter_mut().filter(|part| part.begun.is_some()) {
@@ -138,7 +137,7 @@ impl Run {
         }
     }
 
-    /// Lets the parts that are wanted run again which did not end well, or not as they would now.
+    /// Resets the chosen parts that did not succeed, or whose arguments or build differ now.
     pub fn renew(&mut self, entries: &[&Entry], build: &str) {
         for entry in entries {
             let wanted = Part::new(entry);
@@ -158,10 +157,10 @@ impl Run {
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes a new one.
+    /// Makes a new directory.
     ///
     /// # Errors
-    /// It can't be made, or is there already.
+    /// It can't be made, or exists already.
     pub fn create(path: PathBuf) -> Result<Self> {
         let what = || format!("cannot make {}", path.display());
         if let Some(parent) = path.parent() {
@@ -171,7 +170,7 @@ impl Folder {
         Ok(Self(path))
     }
 
-    /// One that is there.
+    /// An existing directory.
     pub fn of(path: PathBuf) -> Self {
         Self(path)
     }
@@ -179,7 +178,7 @@ impl Folder {
     /// The newest run below `dir`, by its name.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no run.
     pub fn newest(dir: &Path) -> Result<Self> {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
         let runs = entries.map(|entry| entry.path()).filter(|path| path.join(FILE).is_file());
@@ -190,17 +189,17 @@ impl Folder {
         runs.max().map(Self).ok_or_else(none)
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// A file of a part.
+    /// The path of a part's file.
     pub fn file(&self, name: &str, end: &str) -> PathBuf {
         self.0.join(format!("{name}.{end}"))
     }
 
-    /// Keeps others from working in it until what is returned is dropped.
+    /// Keeps other processes from working in the directory until the returned lock is dropped.
     ///
     /// # Errors
     /// Another process works in it.
@@ -216,10 +215,10 @@ impl Folder {
         Ok(dir)
     }
 
-    /// What is known of the run.
+    /// The state of the run.
     ///
     /// # Errors
-    /// There is none, or none that this program understands.
+    /// There is no state file, or none that this program understands.
     pub fn load(&self) -> Result<Run> {
         let path = self.0.join(FILE);
         let text = std::fs::read_to_string(&path)
@@ -235,7 +234,7 @@ impl Folder {
         Ok(run)
     }
 
-    /// Keeps what is known.
+    /// Saves the state.
     ///
     /// # Errors
     /// The file can't be written.
@@ -244,10 +243,10 @@ impl Folder {
         self.replace(FILE, text.as_bytes())
     }
 
-    /// Writes a file as a whole: a reader sees the old one or the new one.
+    /// Writes a file as a whole: a reader sees the old content or the new one.
     ///
     /// # Errors
-    /// It can't be written.
+    /// The file can't be written.
     pub fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let (path, new) = (self.0.join(name), self.0.join(format!("{name}.new")));
         let write = || {
@@ -283,7 +282,7 @@ mod tests {
         assert_eq!(folder.load().unwrap(), run);
         let _lock = folder.lock().unwrap();
         assert!(folder.lock().unwrap_err().to_string().contains("another ./bench all"));
-        // Nothing but whole files.
+        // Only complete files.
         let names = std::fs::read_dir(folder.path()).unwrap().flatten();
         assert_eq!(names.map(|e| e.file_name()).collect::<Vec<_>>(), [FILE]);
     }
@@ -329,10 +328,10 @@ mod tests {
         other.parts[0].args.push("--else".into());
         other.parts[1].state = State::Failed;
         other.renew(&all[..1], "a");
-        // The second was not asked for.
+        // The second part was not chosen.
         let states: Vec<State> = other.parts.iter().map(|part| part.state).collect();
         assert_eq!(states, [State::Waiting, State::Failed]);
-        // What is added later has its place all the same.
+        // A part that is added later gets its place in the order.
         let mut late = Run { parts: vec![Part::new(all[2])], ..run() };
         late.renew(&all[..2], "a");
         assert!(late.parts.iter().map(|part| part.name.as_str()).eq(NAMES[..3].iter().copied()));

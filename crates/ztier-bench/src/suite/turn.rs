@@ -1,9 +1,9 @@
-//! One measurement at a time on a machine: two beside each other would each measure the other.
+//! One measurement at a time on a machine: two concurrent ones would each measure the other.
 //!
 //! Invariants: a run that measures holds a lock on one file, which ends with the last process that
-//! has it, however that ends. A table of a suite has its suite's lock as standard input, so that a
-//! suite that was killed keeps others waiting until its table has ended, too; what a table starts
-//! does not get it.
+//! holds it, in whichever way that ends. A table of a suite has its suite's lock as standard input,
+//! so that a killed suite keeps others waiting until its table has ended, too; children of a table
+//! do not inherit the lock.
 
 use super::progress::Progress;
 use crate::sys::interrupt;
@@ -16,23 +16,23 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 use ztier::error::{Context, Error, Result};
 
-/// Where the lock is, or in the directory for temporary files.
+/// Path of the lock file; otherwise it is in the directory for temporary files.
 const PATH: &str = "/run/lock/ztier-bench.lock";
-/// Says where it is instead: tests have their own.
+/// Variable with another path: tests use their own.
 const PLACE: &str = "ZTIER_BENCH_LOCK";
-/// How often to try.
+/// Interval between attempts.
 const LOOK: Duration = Duration::from_millis(200);
-/// The most that is read of the holder's note, in bytes.
+/// Limit on the bytes read of the holder's note.
 const NOTE_MAX: u64 = 200;
 
 /// The right to measure, until it is dropped.
 pub struct Turn(File);
 
 impl Turn {
-    /// Takes it; if `wait`, waits until it is free.
+    /// Takes the right to measure; if `wait`, waits until it is free.
     ///
     /// # Errors
-    /// Another run has it and this should not wait; interrupted; there is no place for the lock.
+    /// Another run has it and `wait` is false; interrupted; there is no place for the lock.
     pub fn take(wait: bool) -> Result<Self> {
         let usual = || vec![PathBuf::from(PATH), std::env::temp_dir().join("ztier-bench.lock")];
         let places = std::env::var_os(PLACE).map_or_else(usual, |place| vec![place.into()]);
@@ -68,23 +68,23 @@ impl Turn {
             progress.show(&format!("waiting for {who}"), &been);
             interrupt::sleep(LOOK)?;
         }
-        // Runs that wait print this note. The file of another user may refuse it: that is no error.
+        // Waiting runs print this note. The file of another user may refuse it: that is no error.
         let typed: Vec<String> = std::env::args().skip(1).collect();
         let note = format!("process {} (ztier-bench {})\n", std::process::id(), typed.join(" "));
         let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| write!(file, "{note}"));
         Ok(Self(file))
     }
 
-    /// Standard input of a process that has this turn, too.
+    /// Standard input for a process that shares this turn.
     ///
     /// # Errors
-    /// No more files can be open.
+    /// The limit on open files is reached.
     pub fn share(&self) -> Result<Stdio> {
         Ok(self.0.try_clone().context("cannot duplicate a file")?.into())
     }
 }
 
-/// Opens or makes a file that every user may lock; a link in its place is not followed.
+/// Opens or makes a file that every user may lock; does not follow a link in its place.
 fn open(path: &Path) -> std::io::Result<File> {
     let flags = OFlags::NOFOLLOW.bits() as i32;
     let both = || OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
@@ -104,7 +104,7 @@ fn open(path: &Path) -> std::io::Result<File> {
     }
 }
 
-/// Whether it is ours now.
+/// Whether this process holds the lock now.
 fn is_locked(file: &File) -> Result<bool> {
     match file.try_lock() {
         Ok(()) => Ok(true),
@@ -113,10 +113,10 @@ fn is_locked(file: &File) -> Result<bool> {
     }
 }
 
-/// The run that holds the lock, as far as its note tells.
+/// The run that holds the lock, from its note.
 fn holder(file: &mut File) -> String {
     let mut text = String::new();
-    // A note that is not text, or not written yet, tells nothing.
+    // A note that is not text, or not written yet, is ignored.
     let _ = file.rewind().and_then(|()| file.take(NOTE_MAX).read_to_string(&mut text));
     let line: String = text.lines().next().unwrap_or_default().replace(char::is_control, " ");
     if line.is_empty() { "another ztier-bench".to_owned() } else { line }

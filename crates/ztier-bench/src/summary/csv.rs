@@ -1,4 +1,4 @@
-//! Every figure of a report, the sources' among them, one a line (RFC 4180).
+//! Every figure of a report, those of the sources included, one a line (RFC 4180).
 
 use super::model::{Document, Figure};
 use crate::report::csv_field;

@@ -1,7 +1,7 @@
-//! The figures that tables have left in the directory of a run, as they are read back.
+//! The figures that tables have left in a run's directory.
 //!
-//! Invariant: a file that is not there or that is not whole is no figures, and never an error: a
-//! report says what there is.
+//! Invariant: a missing or incomplete file counts as no figures, and never as an error: a report
+//! shows what exists.
 
 use crate::report::{Target, median};
 use crate::suite::{Folder, Part, Run, State};
@@ -9,12 +9,12 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// One figure of one system, the reason why there is none, or a note.
+/// One figure of one system, the reason for its absence, or a note.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Row {
     /// Section of the table.
     pub section: String,
-    /// What was measured.
+    /// The measured system.
     pub system: String,
     /// The test; of a note, its text.
     #[serde(default)]
@@ -28,30 +28,30 @@ pub struct Row {
     /// Each run.
     #[serde(default)]
     pub runs: Vec<f64>,
-    /// User and system time of what measures, percent of one CPU.
+    /// User and system time of the measuring threads, in percent of one CPU.
     #[serde(default)]
     pub cpu_own_percent: Option<f64>,
     /// Busy time of the machine, percent of one CPU.
     #[serde(default)]
     pub cpu_machine_percent: Option<f64>,
-    /// Why there is no figure.
+    /// Reason for the absence of a figure.
     #[serde(default)]
     pub missing: Option<String>,
 }
 
 impl Row {
-    /// Whether it says how something was measured: a figure without runs is none.
+    /// Whether the row is a note on the measurement: without value, reason and unit.
     pub fn is_note(&self) -> bool {
         self.value.is_none() && self.missing.is_none() && self.unit.is_empty()
     }
 
-    /// Whether it is a figure without runs, which says nothing.
+    /// Whether the row is a figure without runs: a unit, but neither value nor reason.
     pub fn is_empty(&self) -> bool {
         self.value.is_none() && self.missing.is_none() && !self.unit.is_empty()
     }
 
-    /// Half of the way from the lowest run to the highest in percent of their middle, and CPU use,
-    /// as far as they are known.
+    /// Half of the range of the runs in percent of its middle, and CPU use, as far as they are
+    /// known.
     pub fn note(&self) -> String {
         let mut all = Vec::new();
         let low = self.runs.iter().copied().fold(f64::INFINITY, f64::min);
@@ -70,7 +70,7 @@ impl Row {
     }
 }
 
-/// What a table has found.
+/// The results of a table.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Table {
     /// The machine that it ran on.
@@ -82,7 +82,7 @@ pub struct Table {
     /// Its ratios.
     #[serde(default)]
     pub ratios: BTreeMap<String, f64>,
-    /// What they are held against.
+    /// Targets of the ratios.
     #[serde(default)]
     pub goals: BTreeMap<String, Target>,
 }
@@ -115,7 +115,7 @@ impl Table {
         self.rows.iter().filter(move |row| row.section == section && row.value.is_some())
     }
 
-    /// A figure of a section; of several, the median.
+    /// A figure of a section; the median of several.
     pub fn value(&self, section: &str, system: &str, case: &str) -> Option<f64> {
         let fits = |row: &&Row| row.system == system && row.case == case;
         let values: Vec<f64> =
@@ -123,7 +123,7 @@ impl Table {
         (!values.is_empty()).then(|| median(&values))
     }
 
-    /// What a ratio is held against.
+    /// The target of a ratio.
     pub fn goal(&self, name: &str) -> Target {
         self.goals.get(name).copied().unwrap_or(Target::None)
     }
@@ -134,8 +134,8 @@ impl Table {
 pub struct Tables(BTreeMap<String, Table>);
 
 impl Tables {
-    /// Those that have left figures in this run. The file of a part that waits, or that can't run
-    /// here any more, is of an earlier build or of other arguments.
+    /// The tables that have left figures in this run. The file of a part that waits, or that can't
+    /// run here any more, comes from an earlier build or other arguments.
     pub fn load(folder: &Folder, run: &Run) -> Self {
         let table = |name: &String| {
             let text = std::fs::read_to_string(folder.file(name, "json")).ok()?;

@@ -1,4 +1,4 @@
-//! What every table has: ratios beside targets, figures by case, conditions, what is missing.
+//! Parts common to all tables: ratios beside targets, figures by case, conditions, missing figures.
 
 use super::found::{Row, Table, Tables};
 use super::model::{Bar, Bars, Cell, Chart, Charts, Figure, Grid, Item};
@@ -6,23 +6,23 @@ use crate::report::{Line, Lines, Target};
 use crate::suite::plan::NAMES;
 use crate::suite::{Run, State};
 
-/// Runs of a figure that are one after the other in time, when there are so many.
+/// Number of runs from which on they count as a course in time.
 const IN_TIME: usize = 12;
 
-/// A ratio that a report speaks of also where it was not measured.
+/// A ratio that the report mentions even if it was not measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// As tables name it.
+    /// Its name in tables.
     pub name: &'static str,
-    /// What is divided by what.
+    /// Numerator and denominator.
     pub what: &'static str,
-    /// What it should be, unless the table that measured it says otherwise.
+    /// Its target, unless the table that measured it has another.
     pub target: Target,
-    /// What the source had.
+    /// The source's value.
     pub source: Option<f64>,
 }
 
-/// One that a report speaks of.
+/// A ratio that the report mentions.
 pub const fn wanted(
     name: &'static str,
     what: &'static str,
@@ -32,34 +32,34 @@ pub const fn wanted(
     Wanted { name, what, target, source }
 }
 
-/// How a ratio stands beside its target.
+/// The result of comparing a ratio with its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// As it should be.
+    /// The target is met.
     Met,
-    /// Not as it should be.
+    /// The target is missed.
     Short,
-    /// It has a target, and was not measured.
+    /// Has a target, and was not measured.
     Absent,
-    /// It was measured, but in a way for which its target is not meant.
+    /// Measured under conditions for which its target is not meant.
     Elsewhere,
-    /// It never has one.
+    /// Never has a target.
     Free,
 }
 
 /// A ratio of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Judged {
-    /// What was measured.
+    /// The measured value.
     pub found: Option<f64>,
-    /// What it is held against in this run.
+    /// The target in this run.
     pub target: Target,
     /// The verdict.
     pub standing: Standing,
 }
 
 impl Judged {
-    /// The cells that say so: what was found, the target, the verdict.
+    /// The cells for value, target and verdict.
     pub fn cells(&self) -> [Cell; 3] {
         let verdict = match self.standing {
             Standing::Met => Cell::Verdict(true),
@@ -73,7 +73,7 @@ impl Judged {
 }
 
 impl Wanted {
-    /// How it stands in a run. What the table that measured it says of its target counts.
+    /// The verdict in a run. The target of the table that measured it has precedence.
     pub fn judged(&self, table: Option<&Table>) -> Judged {
         let found = table.and_then(|table| table.ratios.get(self.name).copied());
         let target = match (found, table) {
@@ -95,7 +95,7 @@ fn target_cell(target: Target) -> Cell {
     if target == Target::None { Cell::None } else { Cell::text(target.short()) }
 }
 
-/// Ratios beside what the source had and their targets.
+/// Ratios beside the source's values and their targets.
 pub fn ratios(caption: &str, table: Option<&Table>, all: &[Wanted]) -> Grid {
     let mut grid = Grid::new(caption, &["ratio", "", "source", "here", "target", "verdict"]);
     for one in all {
@@ -105,7 +105,7 @@ pub fn ratios(caption: &str, table: Option<&Table>, all: &[Wanted]) -> Grid {
     grid
 }
 
-/// Whether a target was met; nothing without one.
+/// Whether a target was met; empty without a target.
 fn verdict(value: f64, target: Target) -> Cell {
     if target == Target::None { Cell::None } else { Cell::Verdict(target.met(value)) }
 }
@@ -129,7 +129,7 @@ pub fn other_ratios(table: &Table, known: &[Wanted]) -> Option<Item> {
     (!grid.rows.is_empty()).then(item)
 }
 
-/// The figures of a section: a table, a chart a case, and lines where a figure is a course in time.
+/// The figures of a section: a table, a chart a case, and lines for courses in time.
 pub fn figures(table: &Table, section: &str, title: &str) -> Vec<Item> {
     let rows: Vec<&Row> = table.figures(section).collect();
     if rows.is_empty() {
@@ -169,7 +169,7 @@ pub fn figures(table: &Table, section: &str, title: &str) -> Vec<Item> {
     let charts: Vec<Chart> = bars.collect();
     let mut items = vec![Item::Heading(title.to_owned())];
     if !charts.is_empty() {
-        // The heading says what they show.
+        // The heading describes them.
         let caption = String::new();
         items.push(Item::Charts(Charts { caption, legend: Vec::new(), charts }));
     }
@@ -178,7 +178,7 @@ pub fn figures(table: &Table, section: &str, title: &str) -> Vec<Item> {
     items
 }
 
-/// Figures that go on in time, one chart a case, all systems in it.
+/// Courses in time, one chart a case, with all systems in it.
 fn courses(rows: &[&Row]) -> Vec<Charts> {
     let long: Vec<&&Row> = rows.iter().filter(|row| row.runs.len() > IN_TIME).collect();
     let mut cases: Vec<&str> = long.iter().map(|row| row.case.as_str()).collect();
@@ -203,7 +203,7 @@ fn courses(rows: &[&Row]) -> Vec<Charts> {
     cases.into_iter().map(one).collect()
 }
 
-/// What a table says of how it measured.
+/// The notes of a table on its measurement.
 pub fn conditions(table: &Table) -> Option<Item> {
     let mut notes: Vec<(String, String)> = Vec::new();
     for row in table.rows.iter().filter(|row| row.is_note()) {
@@ -215,7 +215,7 @@ pub fn conditions(table: &Table) -> Option<Item> {
     (!notes.is_empty()).then(|| Item::More("How it was measured".into(), vec![Item::Notes(notes)]))
 }
 
-/// Why a part of the run has no figures, or not all.
+/// Reason why a part of the run has no figures, or not all.
 pub fn shortfall(run: &Run, part: &str) -> Option<Item> {
     let Some(part) = run.parts.iter().find(|other| other.name == part) else {
         return Some(Item::Text(format!("`{part}` was left out of this run.")));
@@ -231,10 +231,10 @@ pub fn shortfall(run: &Run, part: &str) -> Option<Item> {
     Some(Item::Text(text))
 }
 
-/// All that could not be measured, with the reasons.
+/// All figures that could not be measured, with the reasons.
 pub fn missing(run: &Run, tables: &Tables) -> Vec<(String, String)> {
     let mut all = Vec::new();
-    // Also those that were not asked for: nothing else says that they are not there.
+    // Including parts that were not chosen: nothing else mentions their absence.
     for part in NAMES {
         if let Some(Item::Text(text)) = shortfall(run, part) {
             all.push((part.to_owned(), text));

@@ -1,6 +1,6 @@
-//! A report as one HTML file that needs nothing else: no script, nothing fetched.
+//! A report as one self-contained HTML file: no script, no external resources.
 //!
-//! Invariants: all text is escaped; what may be wider than the page scrolls in a box of its own.
+//! Invariants: all text is escaped; content that may be wider than the page scrolls in its own box.
 
 use super::model::{Bars, Cell, Chart, Charts, Document, Grid, Item, Section, number};
 use crate::report::Line;
@@ -8,7 +8,7 @@ use crate::report::lines::{class, escaped, mark, quoted, styles, svg};
 use std::fmt::Write as _;
 
 const STYLE: &str = include_str!("style.css");
-/// Cells with so many letters are kept from becoming a column of single words.
+/// Length in letters from which on cells get a minimal width.
 const LONG: usize = 24;
 
 /// The text of the file.
@@ -61,7 +61,7 @@ fn item(item: &Item) -> String {
     }
 }
 
-/// A box that scrolls by itself, also by keys.
+/// A box that scrolls on its own, also by keys.
 fn scroll(name: &str) -> String {
     format!("<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{name}\">")
 }
@@ -167,12 +167,12 @@ fn bars(all: &Bars) -> String {
     text + "</ul>\n"
 }
 
-/// Text with `code` in it.
+/// Text with backquoted `code`.
 fn marked(text: &str) -> String {
     let mut out = String::new();
     for (n, part) in text.split('`').enumerate() {
         let part = escaped(part);
-        // Where nothing ends it, a mark is no mark.
+        // A backquote without a partner is no markup.
         if n % 2 == 1 && text.matches('`').count().is_multiple_of(2) {
             let _ = write!(out, "<code>{part}</code>");
         } else {

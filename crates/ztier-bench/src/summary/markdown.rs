@@ -1,4 +1,4 @@
-//! A report as Markdown: the same but for bars, whose figures are in its tables; lines become
+//! A report as Markdown: the same without bars, whose figures are in its tables; lines become
 //! tables.
 
 use super::model::{Cell, Chart, Charts, Document, Grid, Item, number};
@@ -51,12 +51,12 @@ fn grid(grid: &Grid) -> String {
     text
 }
 
-/// What would be read as the border of a cell.
+/// Escapes the border of a cell.
 fn escaped(text: &str) -> String {
     text.replace('|', "\\|")
 }
 
-/// A table a chart with a row a line.
+/// A table for each chart, with a row for each line.
 fn charts(group: &Charts) -> String {
     let mut text = String::new();
     for chart in &group.charts {

@@ -1,8 +1,8 @@
-//! The report of a run: for each source document its figures, ours and the rivals', as HTML,
-//! Markdown, CSV and a picture.
+//! The report of a run: for each source document its figures, those of ztier and of its rivals, as
+//! HTML, Markdown, CSV and a picture.
 //!
-//! Invariant: it is made of the files in the run's directory and of nothing else, so it can be made
-//! anew at any time; nothing is measured here.
+//! Invariant: the report is made only of the files in the run's directory, so it can be made anew
+//! at any time; this module measures nothing.
 
 mod csv;
 mod found;
@@ -23,7 +23,7 @@ use source::Given;
 use std::path::PathBuf;
 use ztier::error::Result;
 
-/// Writes all of it into the run's directory; where the HTML is.
+/// Writes all files into the run's directory; returns the path of the HTML.
 ///
 /// # Errors
 /// A file can't be written.
@@ -39,7 +39,7 @@ pub fn write(folder: &Folder, run: &Run) -> Result<PathBuf> {
     Ok(folder.file("report", "html"))
 }
 
-/// What the report says.
+/// The content of the report.
 fn document(run: &Run, tables: &Tables) -> Document {
     let given = Given { run, tables };
     let mut sections = vec![overview::section(given)];
@@ -59,8 +59,7 @@ fn document(run: &Run, tables: &Tables) -> Document {
     }
 }
 
-/// Whether parts are of different builds: a long run that several sessions of `--resume --only`
-/// have shared.
+/// Whether parts come from different builds: several sessions of `--resume --only` made a long run.
 fn is_mixed(run: &Run) -> bool {
     run.parts.iter().filter_map(|part| part.build.as_ref()).any(|build| *build != run.build)
 }
@@ -112,7 +111,7 @@ fn missing(given: Given<'_>) -> Section {
     Section { id: "missing".into(), title: "What could not be measured".into(), items }
 }
 
-/// The machine, versions, the exact commands.
+/// The machine, versions, and the exact commands.
 fn made_with(given: Given<'_>) -> Section {
     let run = given.run;
     let mut machine = Grid::new("Machine and versions", &["", ""]);
@@ -168,7 +167,7 @@ fn made_with(given: Given<'_>) -> Section {
     Section { id: "made-with".into(), title: "Machine, versions, commands".into(), items }
 }
 
-/// A machine in a few words.
+/// A short description of a machine.
 fn in_short(machine: &Value) -> String {
     let text = |name: &str| machine.get(name).and_then(|v| v.as_str()).unwrap_or("unknown");
     let number = |name: &str| machine.get(name).and_then(|v| v.as_u64()).unwrap_or(0);

@@ -1,34 +1,34 @@
-//! What a report says, before it is written in one way or another.
+//! The content of a report, independent of its format.
 //!
-//! Invariant: HTML, Markdown and CSV are made of this alone, so that they say the same.
+//! Invariant: HTML, Markdown and CSV are made only of this, so that their content is the same.
 
 use crate::report::{Line, Lines};
 
-/// All of it.
+/// A whole report.
 #[derive(Clone, Debug, Default)]
 pub struct Document {
-    /// What it is about.
+    /// Its title.
     pub title: String,
-    /// How it came about, in a sentence or two.
+    /// Introduction of a sentence or two.
     pub lead: Vec<String>,
     /// Its sections, in order.
     pub sections: Vec<Section>,
-    /// Every figure, ours, rivals' and the sources'.
+    /// Every figure of ztier, rivals and sources.
     pub figures: Vec<Figure>,
 }
 
 /// A part with a heading.
 #[derive(Clone, Debug, Default)]
 pub struct Section {
-    /// A word for links.
+    /// Anchor for links.
     pub id: String,
     /// The heading.
     pub title: String,
-    /// What stands below.
+    /// The content below the heading.
     pub items: Vec<Item>,
 }
 
-/// Something in a section.
+/// An element of a section.
 #[derive(Clone, Debug)]
 pub enum Item {
     /// A paragraph.
@@ -37,20 +37,20 @@ pub enum Item {
     Heading(String),
     /// Columns and rows.
     Grid(Grid),
-    /// Charts that share what their lines mean.
+    /// Charts with a common legend.
     Charts(Charts),
     /// Text as a program prints it, with a title.
     Verbatim(String, String),
-    /// Names, and what is said of each.
+    /// Names with a note on each.
     Notes(Vec<(String, String)>),
-    /// What only some want to see.
+    /// Collapsed content.
     More(String, Vec<Item>),
 }
 
 /// A table.
 #[derive(Clone, Debug, Default)]
 pub struct Grid {
-    /// What it shows.
+    /// Its caption.
     pub caption: String,
     /// Headings of the columns.
     pub head: Vec<String>,
@@ -59,7 +59,7 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// An empty one.
+    /// An empty table.
     pub fn new(caption: impl Into<String>, head: &[&str]) -> Self {
         let head = head.iter().map(|&name| name.to_owned()).collect();
         Self { caption: caption.into(), head, rows: Vec::new() }
@@ -71,13 +71,13 @@ impl Grid {
 pub enum Cell {
     /// Words.
     Text(String),
-    /// What the rows below have in common.
+    /// The common property of the rows below.
     Title(String),
-    /// A number, with as many digits as mean something.
+    /// A number, printed with its significant digits.
     Number(f64),
     /// Whether a target was met.
     Verdict(bool),
-    /// Nothing was measured, or there is nothing to be.
+    /// Nothing was measured, or nothing applies.
     None,
 }
 
@@ -87,12 +87,12 @@ impl Cell {
         Self::Text(text.into())
     }
 
-    /// A number, or nothing.
+    /// A number, or none.
     pub fn maybe(value: Option<f64>) -> Self {
         value.filter(|value| value.is_finite()).map_or(Self::None, Self::Number)
     }
 
-    /// What stands there.
+    /// The text of the cell.
     pub fn shown(&self) -> String {
         match self {
             Self::Text(text) | Self::Title(text) => text.clone(),
@@ -104,13 +104,13 @@ impl Cell {
     }
 }
 
-/// A row that names what the rows below have in common, in a table of so many columns.
+/// A row that names the common property of the rows below, in a table of `columns` columns.
 pub fn title(text: &str, columns: usize) -> Vec<Cell> {
     let rest = std::iter::repeat_n(Cell::text(""), columns.saturating_sub(1));
     std::iter::once(Cell::Title(text.to_owned())).chain(rest).collect()
 }
 
-/// Three digits that mean something, and all of those before the point.
+/// At least three significant digits, and all digits before the point.
 pub fn number(value: f64) -> String {
     let digits = match value.abs() {
         v if v >= 100.0 => 0,
@@ -132,12 +132,12 @@ pub fn number(value: f64) -> String {
     format!("{sign}{grouped}{rest}")
 }
 
-/// Charts beside each other.
+/// Charts next to each other.
 #[derive(Clone, Debug, Default)]
 pub struct Charts {
-    /// What they show together; empty where a heading says it.
+    /// Common caption; empty if a heading replaces it.
     pub caption: String,
-    /// What lines mean; empty for bars, which say it themselves.
+    /// Legend of the lines; empty for bars, which have their own labels.
     pub legend: Vec<Line>,
     /// The charts.
     pub charts: Vec<Chart>,
@@ -146,7 +146,7 @@ pub struct Charts {
 /// A measured quantity.
 #[derive(Clone, Debug)]
 pub enum Chart {
-    /// By something that grows.
+    /// Over a growing quantity.
     Lines(Lines),
     /// By system.
     Bars(Bars),
@@ -155,7 +155,7 @@ pub enum Chart {
 /// Bars, one a system.
 #[derive(Clone, Debug, Default)]
 pub struct Bars {
-    /// What is measured.
+    /// The measured quantity.
     pub title: String,
     /// Its unit.
     pub unit: String,
@@ -163,14 +163,14 @@ pub struct Bars {
     pub bars: Vec<Bar>,
 }
 
-/// One of them.
+/// A bar of a chart.
 #[derive(Clone, Debug, Default)]
 pub struct Bar {
-    /// Which system.
+    /// Name of the system.
     pub name: String,
-    /// How much.
+    /// Its length.
     pub value: f64,
-    /// What else is to be said: spread, CPU use.
+    /// Further information: spread, CPU use.
     pub note: String,
     /// Whether it is a figure of the source.
     pub source: bool,
@@ -185,25 +185,25 @@ pub struct Figure {
     pub part: String,
     /// A section of it; `ratios` for ratios.
     pub section: String,
-    /// Which system.
+    /// Name of the system.
     pub system: String,
-    /// What was measured.
+    /// The measured case.
     pub case: String,
-    /// How much.
+    /// The value.
     pub value: Option<f64>,
     /// Its unit.
     pub unit: String,
-    /// As it stands in a cell: `≥ 2`.
+    /// As in a cell: `≥ 2`.
     pub target: String,
     /// `met`, `short` or nothing.
     pub verdict: String,
-    /// User and system time of what measures, percent of one CPU.
+    /// User and system time of the measuring threads, in percent of one CPU.
     pub cpu_own_percent: Option<f64>,
     /// Busy time of the machine, percent of one CPU.
     pub cpu_machine_percent: Option<f64>,
     /// Each run.
     pub runs: Vec<f64>,
-    /// Why there is no figure.
+    /// Reason for the absence of a figure.
     pub missing: String,
 }
 

@@ -1,8 +1,8 @@
-//! The overview of a report: every ratio that has a target, and how many of them were met.
+//! The overview of a report: every ratio with a target, and the number of targets met.
 //!
 //! Invariants: each ratio with a target that a part of the run has left is counted once, whatever
-//! the report says of it elsewhere; so is each that should have been measured and was not. One that
-//! was measured where its target is not meant is shown and not counted.
+//! the report says of it elsewhere; so is each that should have been measured and was not. A ratio
+//! that was measured where its target is not meant is shown and not counted.
 
 use super::found::Table;
 use super::general::{Judged, Standing};
@@ -13,7 +13,7 @@ use crate::report::Target;
 const COUNTS: [&str; 5] = ["document", "targets", "met", "short", "not measured"];
 const RATIOS: [&str; 5] = ["ratio", "source", "here", "target", "verdict"];
 
-/// How the targets of a document stand.
+/// Numbers of targets of a document, by verdict.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Counts {
     met: u32,
@@ -39,7 +39,7 @@ impl Counts {
     }
 }
 
-/// The section.
+/// The section of the overview.
 pub fn section(given: Given<'_>) -> Section {
     let mut counts = Grid::new("Targets", &COUNTS);
     let mut main = Grid::new("Every ratio that has a target", &RATIOS);
@@ -53,7 +53,7 @@ pub fn section(given: Given<'_>) -> Section {
     Section { id: "overview".into(), title: "Overview".into(), items }
 }
 
-/// The rows of a document: what a reader looks for, then all others that have a target.
+/// The rows of a document: the ratios that readers look for, then all others with a target.
 fn document(given: Given<'_>, source: &Source) -> (Vec<Vec<Cell>>, Counts) {
     let (mut rows, mut counts) = (Vec::new(), Counts::default());
     for measured in source.main {
@@ -84,7 +84,7 @@ fn document(given: Given<'_>, source: &Source) -> (Vec<Vec<Cell>>, Counts) {
     (rows, counts)
 }
 
-/// The ratios of a part that have a target and are not among those that are always spoken of.
+/// The ratios of a part with a target that are not always mentioned.
 fn others<'a>(table: &'a Table, measured: &Measured) -> Vec<(&'a str, Judged)> {
     let known = |name: &str| measured.wanted.iter().any(|one| one.name == name);
     let judged = |(name, &value): (&'a String, &f64)| {
@@ -96,7 +96,7 @@ fn others<'a>(table: &'a Table, measured: &Measured) -> Vec<(&'a str, Judged)> {
     table.ratios.iter().filter_map(judged).collect()
 }
 
-/// What is divided by what, or else the name.
+/// Numerator and denominator of a ratio, or its name.
 fn text(source: &Source, measured: &Measured, name: &str) -> String {
     let of = |many: Many| Some(format!("{}: {}", many.what, name.strip_suffix(many.end)?));
     let known = source.text(name).map(str::to_owned);
@@ -108,7 +108,7 @@ fn row(part: &str, text: &str, source: Option<f64>, judged: &Judged) -> Vec<Cell
     first.into_iter().chain(judged.cells()).collect()
 }
 
-/// Where it was measured, if that is not this machine.
+/// Where the ratio was measured, if not on this machine.
 fn placed(part: &str, text: &str) -> String {
     match part.strip_suffix("-vm") {
         Some(_) => format!("{text}; in a virtual machine, by ublk"),
@@ -116,7 +116,7 @@ fn placed(part: &str, text: &str) -> String {
     }
 }
 
-/// A row for all that were met.
+/// One row for all targets met.
 fn together(part: &str, many: Many, met: &[(&str, Judged)]) -> Option<Vec<Cell>> {
     let values = || met.iter().filter_map(|(_, judged)| judged.found);
     let least = values().min_by(f64::total_cmp)?;
@@ -148,7 +148,7 @@ mod tests {
 
     type Ratios<'a> = &'a [(&'a str, f64, Target)];
 
-    /// A run of some tables, and what their ratios are.
+    /// A run of some tables, with given ratios.
     fn run(tables: &[(&'static str, Ratios<'_>)]) -> (Run, Tables) {
         let dir = tempfile::tempdir().unwrap();
         let folder = Folder::of(dir.path().into());
@@ -183,7 +183,7 @@ mod tests {
         sums
     }
 
-    /// What the CSV has: ratios that were met, and those that fell short.
+    /// Numbers of ratios in the CSV: targets met, and targets missed.
     fn in_csv(run: &Run, tables: &Tables) -> (usize, usize) {
         let figures = run.parts.iter().flat_map(|part| {
             tables.get(&part.name).map_or(Vec::new(), |table| listed(&part.name, table))
@@ -193,7 +193,7 @@ mod tests {
         (count("met"), count("short"))
     }
 
-    /// The wanted ones that a run lacks.
+    /// Number of wanted ratios that a run lacks.
     fn lacking(tables: &Tables) -> usize {
         let all = source::ALL.iter().flat_map(|source| source.main).flat_map(|measured| {
             measured.wanted.iter().map(|one| one.judged(tables.get(measured.part)).standing)
@@ -208,7 +208,7 @@ mod tests {
             &[
                 ("vs_disk_swap", 1.6, Target::AtLeast(1.5)),
                 ("swap_in_p99_vs_median", 3.1, Target::AtMost(3.0)),
-                // What the table says counts: over this export, no target.
+                // The table's target has precedence: over this export, none.
                 ("vs_kernel_zram", 0.5, Target::None),
             ],
         )]);
@@ -276,7 +276,7 @@ mod tests {
         assert!(met > 50 && short > 20, "{met} met, {short} short");
         let (counts, main) = grids(&run, &tables);
         assert_eq!(sums(&counts), [met + short + absent, met, short, absent]);
-        // Those that fell short have a row each; nothing is hidden in a sum.
+        // Each missed target has its own row; no sum hides one.
         assert_eq!(main.iter().filter(|line| line.ends_with("|short")).count(), short);
     }
 }

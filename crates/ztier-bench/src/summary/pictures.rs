@@ -1,7 +1,7 @@
-//! One SVG a source document, for pages that can't show HTML: the first charts of its section,
-//! which are those of its main table.
+//! One SVG for each source document, for pages that can't show HTML: the first charts of its
+//! section, which belong to its main table.
 //!
-//! Invariant: each file is whole and needs nothing else.
+//! Invariant: each file is self-contained.
 
 use super::model::{Bars, Chart, Charts, Document, Item, number};
 use crate::report::Picture;
@@ -9,13 +9,13 @@ use crate::report::lines::{Lines, WIDE, class, escaped};
 use crate::report::picture::{APART, HEAD, TITLE, file};
 use std::fmt::Write as _;
 
-/// A bar below its name and value, and the bar itself.
+/// Height of a bar with its name and value, and of the bar alone.
 const ROW: f64 = 32.0;
 const BAR: f64 = 8.0;
 /// Charts in a row.
 const COLUMNS: usize = 3;
 
-/// The name of each file, and its text.
+/// The name and text of each file.
 pub fn files(document: &Document) -> Vec<(String, String)> {
     let of_section = |section: &super::model::Section| {
         let group = section.items.iter().find_map(|item| match item {

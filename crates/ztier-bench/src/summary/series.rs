@@ -1,4 +1,4 @@
-//! IOzone's tests as tables have them: by system, kind of file and size of records.
+//! IOzone's tests as in tables: by system, kind of file and size of records.
 
 use super::found::Table;
 use super::model::{Cell, Chart, Grid};
@@ -6,7 +6,7 @@ use crate::report::{IozoneTable, Line, Lines, median};
 use crate::workload::iozone::{Series, TESTS};
 use std::collections::BTreeMap;
 
-/// What a test reached.
+/// Results of a test.
 #[derive(Clone, Debug, Default)]
 struct Point {
     kib: Vec<f64>,
@@ -14,14 +14,14 @@ struct Point {
     machine: Vec<f64>,
 }
 
-/// What one system reached on files of one size, accessed in one way, with one kind of data.
+/// Results of one system for one file size, one way of access and one kind of data.
 #[derive(Clone, Debug, Default)]
 pub struct Speeds {
-    /// Which system.
+    /// Name of the system.
     pub system: String,
     /// Size of the file, in MiB.
     pub file_mib: u64,
-    /// How it was accessed, and its data: `mmap, 2:1`.
+    /// Access and data: `mmap, 2:1`.
     pub about: String,
     /// Whether these are figures of the source.
     pub source: bool,
@@ -29,7 +29,7 @@ pub struct Speeds {
 }
 
 impl Speeds {
-    /// Those of the source: lines of IOzone's own table.
+    /// The source's results, from the lines of IOzone's own table.
     pub fn of_source(system: &str, file_mib: u64, table: &str) -> Self {
         let mut all = Self { system: system.to_owned(), file_mib, source: true, ..Self::default() };
         for line in table.lines() {
@@ -60,12 +60,12 @@ impl Speeds {
         (!point.kib.is_empty()).then(|| median(&point.kib))
     }
 
-    /// The mean over the sizes of records, as the source has it.
+    /// The mean over the sizes of records, as in the source.
     pub fn average(&self, test: usize) -> Option<f64> {
         self.mean(test, |point| &point.kib)
     }
 
-    /// The mean CPU use, percent of one CPU: of what tests, and of the machine.
+    /// The mean CPU use in percent of one CPU: of the measuring threads, and of the machine.
     pub fn cpu(&self, test: usize) -> (Option<f64>, Option<f64>) {
         (self.mean(test, |point| &point.own), self.mean(test, |point| &point.machine))
     }
@@ -80,7 +80,7 @@ impl Speeds {
         (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
     }
 
-    /// As IOzone prints it.
+    /// The table as IOzone prints it.
     pub fn verbatim(&self) -> String {
         let mut text = String::from(
             "                                                            random  random    bkwd   \
@@ -97,13 +97,13 @@ impl Speeds {
     }
 }
 
-/// All that a section of a table has, in its order.
+/// All series in a section of a table, in its order.
 pub fn gather(table: &Table, section: &str) -> Vec<Speeds> {
     let mut all: Vec<Speeds> = Vec::new();
     for row in table.figures(section) {
         let Some((test, rest)) = row.case.split_once(", ") else { continue };
         let Some(test) = TESTS.iter().position(|name| *name == test) else { continue };
-        // What else is said of a test, as the disk's traffic, is no series.
+        // Other rows of a test, such as the disk's traffic, are no series.
         let Ok(series) = rest.parse::<Series>() else { continue };
         let about = format!("{}, {}", series.mode, series.kind);
         let file_mib = series.file_bytes >> 20;
@@ -122,7 +122,7 @@ pub fn gather(table: &Table, section: &str) -> Vec<Speeds> {
     all
 }
 
-/// A chart a test: throughput by the size of records, one line a system.
+/// A chart for each test: throughput over the size of records, one line for each system.
 pub fn charts(all: &[&Speeds]) -> (Vec<Line>, Vec<Chart>) {
     let mut records: Vec<usize> = all.iter().flat_map(|speeds| speeds.records()).collect();
     records.sort_unstable();

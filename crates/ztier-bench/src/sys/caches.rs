@@ -1,4 +1,4 @@
-//! Dropping the page cache once a second, as the source does beside IOzone.
+//! Drops the page cache once a second, as the source does during IOzone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ pub struct CacheDropper {
 }
 
 impl CacheDropper {
-    /// Announces itself (the effect is machine-wide) and begins.
+    /// Prints a warning (the effect is machine-wide) and begins.
     pub fn start() -> Result<Self> {
         drop_now().context(format!("cannot write {DROP_CACHES}"))?;
         crate::report::say(
@@ -41,7 +41,7 @@ impl CacheDropper {
         Ok(Self { stop, drops, thread: Some(thread) })
     }
 
-    /// How often it has dropped the cache so far.
+    /// Number of drops so far.
     pub fn drops(&self) -> u64 {
         self.drops.load(Ordering::Relaxed)
     }

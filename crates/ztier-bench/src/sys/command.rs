@@ -1,9 +1,8 @@
-//! External programs, always with a limit on their time.
+//! External programs, each with a time limit.
 //!
 //! Invariants: output goes to anonymous memory files, never to pipes, so that a program which
-//! leaves a daemon behind cannot hold the reader; every child has a process group of its own, so
-//! that a ^C on the terminal reaches only this process, which then ends its children itself, by
-//! their ids.
+//! leaves a daemon behind cannot block the reader. Every child has its own process group, so that a
+//! ^C on the terminal reaches only this process, which then ends its children itself, by their ids.
 
 use super::interrupt;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,24 +20,24 @@ use ztier::error::{Context, Error, Result};
 /// How long a child may take to die after SIGTERM, and again after SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// What a program said.
+/// Result of a program.
 #[derive(Debug)]
 pub struct Output {
     /// Its standard output.
     pub stdout: String,
-    /// How it ended.
+    /// Its exit status.
     pub status: ExitStatus,
     stderr: String,
 }
 
 impl Output {
-    /// The first line that the program wrote, on either of its outputs.
+    /// The first line of either output.
     pub fn first_line(&self) -> String {
         let lines = self.stdout.lines().chain(self.stderr.lines());
         lines.map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().to_owned()
     }
 
-    /// The line that explains a failure best: the last that the program wrote, or how it ended.
+    /// The line that explains a failure best: the last output line, or the exit status.
     fn complaint(&self) -> String {
         let last =
             |text: &str| text.lines().rev().find(|l| !l.trim().is_empty()).map(str::to_owned);
@@ -55,7 +54,7 @@ pub fn exists(program: &str) -> bool {
 /// Runs a program to its end and demands success.
 ///
 /// # Errors
-/// It cannot be started, takes longer than `limit` (it is ended then), fails, or the run is
+/// It cannot be started, takes longer than `limit` (it is killed then), fails, or the run is
 /// interrupted.
 pub fn run<S: AsRef<OsStr>>(
     program: impl AsRef<OsStr>,
@@ -66,7 +65,7 @@ pub fn run<S: AsRef<OsStr>>(
     demand(program.as_ref(), output)
 }
 
-/// The same for undoing things: an interruption does not stop it.
+/// Runs a program that undoes work: an interruption does not stop it.
 ///
 /// # Errors
 /// As [`run`], without the interruption.
@@ -127,7 +126,7 @@ fn contents(file: &mut File) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A child of ours; dropping it ends it: SIGTERM, then SIGKILL.
+/// A child process; dropping it ends it: SIGTERM, then SIGKILL.
 pub struct Running {
     child: Child,
     pidfd: OwnedFd,
@@ -135,7 +134,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts a program whose output is discarded, in a process group of its own.
+    /// Starts a program whose output is discarded, in its own process group.
     pub fn start<S: AsRef<OsStr>>(program: &str, args: &[S]) -> Result<Self> {
         let mut command = Command::new(program);
         command
@@ -149,7 +148,7 @@ impl Running {
 
     fn spawn(mut command: Command, name: &str) -> Result<Self> {
         let mut child = command.spawn().context(format!("cannot start {name}"))?;
-        // The child is not reaped before `wait`, so its id is still its own here.
+        // Not reaped before `wait`, so the id still belongs to the child.
         let pidfd = rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
         match pidfd {
             Ok(pidfd) => Ok(Self { child, pidfd, name: name.to_owned() }),
@@ -161,7 +160,7 @@ impl Running {
         }
     }
 
-    /// Whether it still runs.
+    /// Whether the child still runs.
     pub fn alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
@@ -195,7 +194,7 @@ impl Running {
     }
 
     fn signal(&self, signal: Signal) {
-        // By pidfd: never a process that took over the id of ours.
+        // By pidfd: never a process that reused the id.
         let _ = rustix::process::pidfd_send_signal(self.pidfd.as_fd(), signal);
     }
 }
@@ -204,7 +203,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         let peek = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         match rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), peek) {
-            // Not a child any more: reaped by `wait`.
+            // No child any more: reaped by `wait`.
             Err(_) => return,
             Ok(Some(_)) => {}
             Ok(None) => {

@@ -1,17 +1,17 @@
-//! Wall and CPU time of a stretch of work.
+//! Wall and CPU time of some work.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::time::{Duration, Instant};
 
-/// How long something took and what it cost.
+/// Duration and cost of some work.
 #[derive(Clone, Copy, Debug)]
 pub struct Spent {
     /// Wall time.
     pub wall: Duration,
-    /// User and system time of the thread that did it, in percent of one CPU (as `iozone -+u`).
+    /// User and system time of the working thread, in percent of one CPU (as `iozone -+u`).
     pub own_percent: f64,
-    /// Time in which the machine's CPUs were not idle, in percent of one CPU: with the daemons and
-    /// the kernel's threads, and whatever else ran.
+    /// Time in which the machine's CPUs were not idle, in percent of one CPU: including daemons,
+    /// kernel threads and all other work.
     pub machine_percent: f64,
 }
 
@@ -28,7 +28,7 @@ impl Stopwatch {
         Self { machine: machine_busy(), own: thread_time(), wall: Instant::now() }
     }
 
-    /// What was spent since the start; call on the same thread.
+    /// The time spent since the start; call on the same thread.
     pub fn stop(&self) -> Spent {
         let wall = self.wall.elapsed();
         let own = thread_time().saturating_sub(self.own);
@@ -52,14 +52,14 @@ fn time(clock: ClockId) -> Duration {
     Duration::new(t.tv_sec.unsigned_abs(), u32::try_from(t.tv_nsec).unwrap_or(0))
 }
 
-/// Busy time of all CPUs since boot, from `/proc/stat` (in clock ticks of 10 ms, as a rule).
+/// Busy time of all CPUs since boot, from `/proc/stat` (usually in clock ticks of 10 ms).
 fn machine_busy() -> Duration {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let ticks = stat.lines().next().map_or(0, busy_ticks);
     Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// user + nice + system + irq + softirq; idle, iowait and what other guests stole do not count.
+/// user + nice + system + irq + softirq; idle, iowait and time stolen by other guests do not count.
 fn busy_ticks(line: &str) -> u64 {
     let fields: Vec<u64> =
         line.split_whitespace().skip(1).map(|f| f.parse().unwrap_or(0)).collect();
@@ -89,7 +89,7 @@ mod tests {
             }
             watch.stop().own_percent > 5.0
         };
-        // A machine that is busy with something else may spoil some tries.
+        // Other work on the machine may spoil some attempts.
         assert!((0..8).any(|_| works()));
     }
 }

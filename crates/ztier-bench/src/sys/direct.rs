@@ -1,4 +1,4 @@
-//! Block devices, opened past the page cache.
+//! Block devices, opened for direct I/O.
 
 use super::map::AlignedBuf;
 use rustix::fs::OFlags;
@@ -29,7 +29,7 @@ pub fn discard(device: &File, offset: u64, len: u64) -> Result<()> {
         .context("cannot discard a range of the device")
 }
 
-/// One direct read of the first block: proves that a device serves.
+/// Reads the first block directly: proves that a device serves requests.
 pub fn probe(path: &Path) -> Result<()> {
     let mut buf = AlignedBuf::new(ztier::BLOCK_SIZE)?;
     open(path)?.read_exact_at(&mut buf, 0).context(format!("cannot read {}", path.display()))

@@ -1,36 +1,35 @@
-//! How much of what is written to a device may wait in the page cache, as on a machine with less
-//! memory.
+//! Limits the dirty pages of a device, as on a machine with less memory.
 //!
-//! Invariant: only that device's limit is changed, not the machine's; what was there before is put
-//! back when the guard is dropped, because devices come again under the same name.
+//! Invariant: only that device's limit is changed, not the machine's. Dropping the guard restores
+//! the former value, because device names are reused.
 
 use super::knob::{Knob, read};
 use crate::report::warn;
 use std::path::{Path, PathBuf};
 use ztier::error::{Context, Result};
 
-/// The part of a machine's memory that may be dirty, by default of the kernel, in percent. Writing
-/// begins at half of it.
+/// Percent of a machine's memory that may be dirty by the kernel's default. Writeback begins at
+/// half of it.
 const PERCENT: u64 = 20;
-/// Where devices are.
+/// Directory of block devices.
 const DEVICES: &str = "/sys/class/block";
-/// What the kernel makes devices with.
+/// The kernel's defaults for new devices.
 const DEFAULTS: [(&str, &str); 3] =
     [("max_ratio", "100"), ("min_ratio", "0"), ("strict_limit", "0")];
 
 /// A changed limit.
 pub struct Dirty {
-    // Put back in this order: the least is never above the most.
+    // Restored in this order: the minimum never exceeds the maximum.
     _least: Knob,
     _most: Knob,
     _strict: Knob,
 }
 
 impl Dirty {
-    /// What a kernel with so much `memory`, in bytes, would allow by default.
+    /// Sets the limit that a kernel with `memory` bytes would allow by default.
     ///
     /// # Errors
-    /// A kernel before 6.2; no root; the machine itself allows less.
+    /// A kernel before 6.2; no root; the machine's own limit is lower.
     pub fn limited(device: &Path, memory: u64) -> Result<Self> {
         let device =
             std::fs::canonicalize(device).context(format!("cannot find {}", device.display()))?;
@@ -40,12 +39,12 @@ impl Dirty {
 
     fn at(bdi: &Path, memory: u64) -> Result<Self> {
         let file = |name: &str| -> PathBuf { bdi.join(name) };
-        // As they are, for now: setting bytes changes them.
+        // Kept as they are for now: setting bytes changes them.
         let as_is = |name: &str| Knob::set(file(name), &read(&file(name))?);
         let (least, most) = (as_is("min_ratio")?, as_is("max_ratio")?);
         let strict = Knob::set(file("strict_limit"), "1")?;
         let bytes = memory / 100 * PERCENT;
-        // Its own share, whatever other devices write meanwhile.
+        // The device's own share, independent of writes to other devices.
         for path in [file("max_bytes"), file("min_bytes")] {
             std::fs::write(&path, bytes.to_string())
                 .context(format!("cannot set {} to {bytes}", path.display()))?;
@@ -54,8 +53,8 @@ impl Dirty {
     }
 }
 
-/// Gives free loop devices the kernel's limits again. A run that was killed has left its own, and
-/// the next user of the device would wait for them.
+/// Restores the kernel's limits on free loop devices. A killed run has left its own, and they would
+/// slow the next user of the device.
 pub fn put_back() {
     let Ok(devices) = std::fs::read_dir(DEVICES) else { return };
     let paths = devices.flatten().map(|device| device.path());

@@ -1,7 +1,7 @@
 //! SIGINT, SIGTERM and SIGHUP end a run in order.
 //!
-//! Invariant: a signal only sets a flag. Loops ask [`check`], fail, and the guards on the way out
-//! undo what the run made; nothing is torn down from within a handler.
+//! Invariant: a signal only sets a flag. Loops call [`check`] and fail, and guards undo the run's
+//! work as the stack unwinds; no handler tears anything down.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -9,7 +9,7 @@ use ztier::error::{Context, Error, Result};
 
 static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// Takes over the signals; call once, at the start.
+/// Installs the handlers; call once, at the start.
 pub fn install() -> Result<()> {
     let flag = FLAG.get_or_init(Arc::default);
     for signal in
@@ -20,12 +20,12 @@ pub fn install() -> Result<()> {
     Ok(())
 }
 
-/// Whether a signal has asked the run to end.
+/// Whether a signal has requested the end of the run.
 pub fn requested() -> bool {
     FLAG.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
 }
 
-/// Fails once the run is to end.
+/// Fails if the run has to end.
 ///
 /// # Errors
 /// `interrupted`.
@@ -33,7 +33,7 @@ pub fn check() -> Result<()> {
     if requested() { Err(Error::failure("interrupted")) } else { Ok(()) }
 }
 
-/// Sleeps, and fails at once when the run is to end.
+/// Sleeps; fails at once when the run has to end.
 ///
 /// # Errors
 /// `interrupted`.

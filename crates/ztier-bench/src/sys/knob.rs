@@ -1,8 +1,8 @@
-//! A setting of the system in a file, for as long as a run needs it.
+//! A setting of the system in a file, changed while a run needs it.
 //!
-//! Invariants: what was there before is put back when the guard is dropped, on every way out; while
-//! it is changed that is noted in a file, by which the next run puts it back after a run that was
-//! killed. A setting that can't be noted is changed all the same.
+//! Invariants: dropping the guard restores the former value, in every case. While the setting is
+//! changed, a note in a file records that, so that the next run can restore the setting after a
+//! killed run. A setting that can't be noted is changed all the same.
 
 use super::remains::is_gone;
 use crate::report::{say, warn};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use ztier::error::{Context, Result};
 
-/// Where notes are: gone after a reboot, as the values are.
+/// Directory of the notes: lost at a reboot, as the values are.
 const NOTES: &str = "/run/ztier-bench";
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
@@ -24,10 +24,10 @@ pub struct Knob {
 }
 
 impl Knob {
-    /// Sets it.
+    /// Changes the setting.
     ///
     /// # Errors
-    /// There is no such setting, or the system does not take the value.
+    /// There is no such setting, or the system refuses the value.
     pub fn set(path: impl AsRef<Path>, value: &str) -> Result<Self> {
         Self::set_at(Path::new(NOTES), path.as_ref(), value)
     }
@@ -57,7 +57,7 @@ impl Drop for Knob {
     }
 }
 
-/// Puts back what runs that were killed have changed.
+/// Restores settings that killed runs have changed.
 pub fn put_back() {
     put_back_at(Path::new(NOTES));
 }
@@ -71,13 +71,13 @@ fn put_back_at(notes: &Path) {
     };
     let entries = std::fs::read_dir(notes).into_iter().flatten().flatten();
     let mut left: Vec<(u32, u32, PathBuf)> = entries.filter_map(of).collect();
-    // The first change of a setting is the last to be undone: it has the machine's own value.
+    // The first change of a setting is undone last: its note has the machine's own value.
     left.sort_by(|a, b| b.cmp(a));
     for (_, _, note) in left {
         let text = std::fs::read_to_string(&note).unwrap_or_default();
-        // A run that was killed while it wrote the note has changed nothing yet.
+        // A run that was killed while it wrote the note has not changed anything yet.
         if let Some((before, path)) = text.split_once('\n') {
-            // A device that is gone has no settings.
+            // A removed device has no settings.
             let file = std::fs::File::options().write(true).open(path);
             match file.and_then(|mut file| file.write_all(before.as_bytes())) {
                 Ok(()) => say(&format!("{path} is {before} again, after a run that was killed")),
@@ -95,14 +95,14 @@ fn put_back_at(notes: &Path) {
 /// The value of a setting.
 ///
 /// # Errors
-/// There is none.
+/// There is no such setting.
 pub fn read(path: &Path) -> Result<String> {
     let text = std::fs::read_to_string(path)
         .context(format_args!("cannot read the setting {}", path.display()))?;
     Ok(chosen(&text).to_owned())
 }
 
-/// Of a list of choices, the one in brackets.
+/// The choice in brackets of a list of choices.
 fn chosen(text: &str) -> &str {
     let bracketed = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
     bracketed.map_or(text.trim(), |(word, _)| word)

@@ -1,8 +1,8 @@
 //! Memory from mmap: page-aligned buffers, and files accessed through a shared map.
 //!
-//! Invariant: a map covers whole bytes `0..len` of a file that this process made and does not
-//! shrink while it is mapped. A read that the device fails still raises SIGBUS; that is why the
-//! file tests run in a process of their own.
+//! Invariant: a map covers all bytes `0..len` of a file that this process made and does not shrink
+//! while it is mapped. A read that fails on the device still raises SIGBUS; therefore the file
+//! tests run in a separate process.
 
 use rustix::mm::{
     Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_anonymous, msync, munmap,
@@ -39,7 +39,7 @@ impl Drop for Map {
     }
 }
 
-/// Zeroed bytes that begin at a page boundary, as direct I/O demands.
+/// Zeroed bytes that begin at a page boundary, as direct I/O requires.
 pub struct AlignedBuf(Map);
 
 impl AlignedBuf {
@@ -53,7 +53,7 @@ impl AlignedBuf {
         Ok(Self(Map::new(start, len)?))
     }
 
-    /// The same in pages of 2 MiB where the system gives them, and all of it there already.
+    /// Such bytes in pages of 2 MiB where the system has them, all allocated.
     pub fn ready(len: usize) -> Result<Self> {
         let mut buf = Self::new(len)?;
         // SAFETY: the range is the map's own, and the advice changes no content.
@@ -64,29 +64,29 @@ impl AlignedBuf {
         Ok(buf)
     }
 
-    /// The same in pages of 4 KiB, so that they go to swap and come back one by one.
+    /// Such bytes in pages of 4 KiB, so that the kernel swaps them one by one.
     pub fn small_pages(len: usize) -> Result<Self> {
         let buf = Self::new(len)?;
         // SAFETY: the range is the map's own, and the advice changes no content.
         let advised = unsafe { madvise(buf.0.start.as_ptr().cast(), len, Advice::LinuxNoHugepage) };
-        // A kernel without huge pages does not know the word for not wanting them.
+        // A kernel without huge pages does not know this advice.
         match advised {
             Err(e) if e != rustix::io::Errno::INVAL => Err(e).context("cannot ask for small pages"),
             _ => Ok(buf),
         }
     }
 
-    /// Keeps it in memory, whatever is short.
+    /// Locks the bytes in memory.
     ///
     /// # Errors
-    /// More than this process may lock.
+    /// More bytes than this process may lock.
     pub fn lock(&self) -> Result<()> {
         // SAFETY: the range is the map's own; locking changes no content.
         unsafe { rustix::mm::mlock(self.0.start.as_ptr().cast(), self.0.len) }
             .context(format!("cannot lock {} bytes in memory", self.0.len))
     }
 
-    /// A copy of its own.
+    /// A copy.
     pub fn duplicate(&self) -> Result<Self> {
         let mut copy = Self::new(self.len())?;
         copy.copy_from_slice(self);
@@ -109,9 +109,9 @@ impl DerefMut for AlignedBuf {
     }
 }
 
-/// A file, mapped shared, read and written by copying, page after page: a C library may copy the
-/// whole from its end on (glibc does where both ends lie alike within their pages), and then a disk
-/// sees every record read backwards.
+/// A file, mapped shared, read and written by copying one page after the other: a C library may
+/// copy a whole record from its end on (glibc does where both ends have the same offset in their
+/// pages), and then a disk would see every record read backwards.
 pub struct MappedFile(Map);
 
 impl MappedFile {
@@ -127,10 +127,10 @@ impl MappedFile {
         Ok(Self(Map::new(start, len)?))
     }
 
-    /// Says that all of it will be needed (`MADV_WILLNEED`).
+    /// Advises that all of the map will be needed (`MADV_WILLNEED`).
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn will_need(&self) -> Result<()> {
         // SAFETY: the range is the map's own, and the advice changes no content.
         unsafe { madvise(self.0.start.as_ptr().cast(), self.0.len, Advice::WillNeed) }
@@ -162,10 +162,10 @@ impl MappedFile {
         }
     }
 
-    /// `msync(MS_SYNC)` of a range that begins at a page.
+    /// `msync(MS_SYNC)` of a range that begins at a page boundary.
     ///
     /// # Errors
-    /// What the device below says.
+    /// The error of the device below.
     pub fn sync(&self, offset: usize, len: usize) -> Result<()> {
         self.demand(offset, len);
         // SAFETY: the range lies in the map.

@@ -1,4 +1,4 @@
-//! What the workloads need of the operating system: signals, commands, direct I/O, maps, CPU time.
+//! Operating system services for the workloads: signals, commands, direct I/O, maps, CPU time.
 
 pub mod caches;
 pub mod command;

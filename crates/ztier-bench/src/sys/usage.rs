@@ -1,18 +1,18 @@
-//! What processes cost and the system counts, from `/proc`.
+//! Costs of processes and counters of the system, from `/proc`.
 //!
-//! Invariant: a field that is not there is an error or `None`, never a zero that looks measured.
+//! Invariant: a missing field is an error or `None`, never a zero that looks measured.
 
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::Duration;
 use ztier::error::{Context, Error, Result};
 
-/// What a process took since it began.
+/// Resources used by a process since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// In its own code, in ticks of 10 ms as a rule.
+    /// CPU time in user mode, usually in ticks of 10 ms.
     pub user: Duration,
-    /// In the kernel, for it.
+    /// CPU time in the kernel.
     pub system: Duration,
     /// Faults that needed no I/O.
     pub minor_faults: u64,
@@ -21,7 +21,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// That of a process, of all its threads.
+    /// The usage of a process with all its threads.
     ///
     /// # Errors
     /// There is no such process.
@@ -38,7 +38,7 @@ impl Usage {
     }
 }
 
-/// Fields 10, 12, 14 and 15; the second may hold anything, so counting begins behind it.
+/// Fields 10, 12, 14 and 15; the second may contain anything, so counting begins behind it.
 fn parse_stat(text: &str, ticks_per_second: u64) -> Option<Usage> {
     let (_, rest) = text.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
@@ -52,34 +52,34 @@ fn parse_stat(text: &str, ticks_per_second: u64) -> Option<Usage> {
     })
 }
 
-/// What the calling process took, in the terms of `time -v`.
+/// Resources used by this process, as `time -v` reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
-    /// In its own code, in seconds.
+    /// CPU time in user mode, in seconds.
     pub user_s: f64,
-    /// In the kernel, for it, in seconds.
+    /// CPU time in the kernel, in seconds.
     pub system_s: f64,
     /// Faults that needed I/O.
     pub major_faults: u64,
-    /// Faults that did not.
+    /// Faults without I/O.
     pub minor_faults: u64,
-    /// The most memory that was mapped and there, in KiB, files included; of its whole life.
+    /// Maximum resident memory in KiB, mapped files included, since the process began.
     pub resident_max_kib: u64,
-    /// Times that it waited for something.
+    /// Number of waits.
     pub voluntary_switches: u64,
-    /// Times that a processor was taken from it.
+    /// Number of preemptions.
     pub involuntary_switches: u64,
-    /// Bytes that were read from disks for it.
+    /// Bytes read from disks for this process.
     pub read_bytes: u64,
-    /// Bytes that it had written to disks.
+    /// Bytes written to disks for this process.
     pub written_bytes: u64,
 }
 
 impl Cost {
-    /// That of this process so far.
+    /// The resources used by this process so far.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not report them.
     pub fn own() -> Result<Self> {
         let usage = Usage::of(std::process::id())?;
         let read =
@@ -101,7 +101,7 @@ impl Cost {
         })
     }
 
-    /// What it took since; the most memory is that of its whole life.
+    /// The resources used since `before`; the maximum memory is that since the process began.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self {
@@ -118,13 +118,13 @@ impl Cost {
     }
 }
 
-/// The number of a line `name: number`.
+/// The number in a line `name: number`.
 fn labelled(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// How long the calling process's first thread has run, and how long it was ready and had no CPU.
+/// Time that this process's first thread has run, and time that it was ready without a CPU.
 pub fn own_schedule() -> Option<(Duration, Duration)> {
     parse_schedule(&std::fs::read_to_string("/proc/self/schedstat").ok()?)
 }
@@ -134,16 +134,16 @@ fn parse_schedule(text: &str) -> Option<(Duration, Duration)> {
     Some((fields.next()??, fields.next()??))
 }
 
-/// Pages that went to swap devices and came back since the machine started.
+/// Pages swapped out and in since the machine started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swapped {
     /// Read from swap devices.
     pub pages_in: u64,
-    /// Written to swap devices; what zswap keeps is not among them.
+    /// Written to swap devices, without pages kept by zswap.
     pub pages_out: u64,
 }
 
-/// What the machine has swapped so far.
+/// The machine's swap traffic so far.
 ///
 /// # Errors
 /// A kernel without swap.
@@ -160,20 +160,20 @@ fn parse_vmstat(text: &str) -> Option<Swapped> {
     Some(Swapped { pages_in: field("pswpin")?, pages_out: field("pswpout")? })
 }
 
-/// What a block device read and wrote, in bytes.
+/// Bytes that a block device has read and written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moved {
-    /// Read from it.
+    /// Bytes read from the device.
     pub read: u64,
-    /// Written to it.
+    /// Bytes written to the device.
     pub written: u64,
 }
 
 impl Moved {
-    /// What one did since it came up.
+    /// The traffic of a device since it came up.
     ///
     /// # Errors
-    /// It is no block device.
+    /// The path is no block device.
     pub fn of(device: &Path) -> Result<Self> {
         let name = device.file_name().unwrap_or_default().to_string_lossy();
         let path = format!("/sys/class/block/{name}/stat");
@@ -182,7 +182,7 @@ impl Moved {
             .ok_or_else(|| Error::failure(format!("{path} is not understood: {text:?}")))
     }
 
-    /// What was moved since.
+    /// The traffic since `before`.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self { read: self.read - before.read, written: self.written - before.written }

@@ -1,4 +1,4 @@
-//! For tests: a process of this very program that is killed in the middle of what it does.
+//! For tests: a process of this program that is killed in the middle of its work.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,13 +6,14 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
-/// Says which test's work a process has to do.
+/// Variable that names the test whose work a process has to do.
 const WORK: &str = "ZTIER_BENCH_VICTIM";
 const READY: &str = "ready to be killed";
 
-/// Runs `work` in a process of its own, which has a directory for temporary files, and kills it
-/// there; the directory and its id, or why there is none. `test` is the full name of the test that
-/// calls this first of all: the process runs that again, and ends up here.
+/// Runs `work` in a separate process with its own directory for temporary files, and kills the
+/// process there. Returns the directory and the process id, or why there is none. `test` is the
+/// full name of the test that calls this before anything else: the process runs that test again,
+/// and arrives here.
 pub fn killed<T>(
     test: &str,
     work: impl FnOnce() -> Result<T, String>,
@@ -43,7 +44,7 @@ pub fn killed<T>(
     (dir, last.split_once(": ").map_or(Ok(id), |(_, why)| Err(why.to_owned())))
 }
 
-/// The id of a process that is gone.
+/// The id of a dead process.
 pub fn gone() -> u32 {
     let mut child = Command::new("true").spawn().unwrap();
     child.wait().unwrap();

@@ -1,7 +1,7 @@
 //! A directory of this process for mount points and sockets.
 //!
-//! Invariant: it is removed with `rmdir` only, so that nothing behind a mount that could not be
-//! undone is ever deleted.
+//! Invariant: only `rmdir` removes it, so that nothing behind a mount that could not be undone is
+//! ever deleted.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,7 +9,7 @@ use ztier::error::{Context, Result};
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// A new, empty directory; removed when dropped if it is empty again.
+/// A new, empty directory; removed when dropped if it is empty then.
 pub struct WorkDir(PathBuf);
 
 impl WorkDir {
@@ -22,7 +22,7 @@ impl WorkDir {
         Ok(Self(path))
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.0
     }

@@ -1,6 +1,6 @@
-//! What a cache costs: a hit, and a miss beside the same read of the drive alone.
+//! The cost of the read cache: a hit, and a miss beside the same read of the drive alone.
 //!
-//! In process, one thread, 4 KiB at random places, each place asked once unless hits are meant.
+//! In process, one thread, 4 KiB at random offsets, each offset read once unless hits are measured.
 
 use super::SEED;
 use crate::data::{Kind, Pool, Rng};
@@ -14,16 +14,16 @@ use ztier::error::{Context as _, Result};
 use ztier::media::{Buffer, Drive, DriveError};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Memory of the cache, and what of it is asked for again and again.
+/// Memory of the cache, and the hot part of the data.
 const LIMIT: u64 = 128 << 20;
 const HOT: u64 = 32 << 20;
-/// Bytes of different content.
+/// Bytes of distinct content.
 const DISTINCT: usize = 64 << 20;
-/// Goals of a miss.
+/// Targets of a miss.
 const CPU_GOAL: Target = Target::AtMost(15.0);
 const ELAPSED_GOAL: Target = Target::AtMost(1.03);
 
-/// A drive that takes the time of a model, or none, and has the same content over and over.
+/// A drive with the timing of a model, or of none, whose content repeats.
 struct Repeated {
     content: Vec<u8>,
     model: Option<ModelDrive>,
@@ -72,7 +72,7 @@ impl Drive for Repeated {
     }
 }
 
-/// Microseconds of CPU and of time that a read takes.
+/// Microseconds of CPU and of wall time for a read.
 struct Took {
     cpu: f64,
     elapsed: f64,
@@ -95,7 +95,7 @@ fn cached(drive: &Arc<Repeated>) -> Result<Arc<Cached>> {
     Cached::over(Arc::clone(drive) as Arc<dyn Drive>, LIMIT, LIMIT)
 }
 
-/// All rows, of data of one kind.
+/// All rows, for data of one kind.
 ///
 /// # Errors
 /// No memory; interrupted.
@@ -109,7 +109,7 @@ pub fn run(report: &mut Report, data: Kind, quick: bool) -> Result<()> {
     for round in 0..rounds {
         let cache = cached(&fast)?;
         let rng = || Rng::new(SEED + round);
-        // Full before anything is measured: from then on a miss has to evict, too.
+        // Filled before the measurement: from then on a miss has to evict, too.
         read(&*cache, fast.size, 2 * LIMIT / BLOCK, &mut Rng::new(SEED * 3 + round))?;
         let bare = read(&*fast, fast.size, reads, &mut rng())?;
         let miss = read(&*cache, fast.size, reads, &mut rng())?;

@@ -1,5 +1,5 @@
-//! Block devices as programs have them: random 4 KiB at queue depth 32, and 1 MiB from the start,
-//! past the page cache, ours and its rivals in turn.
+//! Block devices as programs use them: random 4 KiB at queue depth 32, and 1 MiB sequential, with
+//! direct I/O, ztier and its rivals in turn.
 
 use super::random::{Op, Order, Uring, pools, work};
 use super::{Context, sequential};
@@ -10,8 +10,8 @@ use ztier::BLOCK_SIZE;
 use ztier::error::Result;
 
 const SECTION: &str = "devices";
-/// What is measured, its unit, its name in ratios, and the least that ours should reach of kernel
-/// zram with lz4 over an export that can.
+/// Test, unit, name in ratios, and target relative to kernel zram with lz4 over an export that can
+/// reach it.
 const CASES: [(&str, &str, &str, f64); 4] = [
     ("sequential write, 1 MiB", "MiB/s", "seq_write", 1.0),
     ("sequential read, 1 MiB", "MiB/s", "seq_read", 1.0),
@@ -19,7 +19,7 @@ const CASES: [(&str, &str, &str, f64); 4] = [
     ("random read, 4 KiB, QD32", "IOPS", "randread", 0.5),
 ];
 
-/// A system that is up, and what it reached.
+/// A running system and its results.
 struct Contender {
     system: System,
     disk: Box<dyn Disk>,
@@ -95,8 +95,8 @@ fn state(context: &mut Context, contenders: &[Contender]) {
 }
 
 /// Where the clock advances by a nanosecond with each instruction, 10^9 divided by the requests a
-/// second is the instructions of a request, including those of the kernel and of the program that
-/// sends it.
+/// second is the number of instructions of a request, including those of the kernel and of the
+/// program that sends the request.
 fn count(context: &mut Context, contenders: &[Contender], medians: &[Vec<f64>]) {
     for (contender, medians) in contenders.iter().zip(medians) {
         for (iops, (case, ..)) in medians.iter().zip(CASES).skip(2) {

@@ -1,4 +1,5 @@
-//! The engine in process against the kernel's zram on the same data: 4 KiB random reads and writes.
+//! The engine in process compared with the kernel's zram on the same data: 4 KiB random reads and
+//! writes.
 
 use super::Context;
 use super::random::{Gathered, InProcess, Op, Order, Target, pools, rival_targets, work};
@@ -13,21 +14,21 @@ use ztier::device::{Algorithm, Options, Volume};
 use ztier::error::Result;
 
 const SECTION: &str = "engine";
-/// Overwriting rounds that make a store old.
+/// Overwriting rounds that age a store.
 const ROUNDS: u32 = 3;
 /// The limit of the aged volume, as a multiple of its payload.
 const LIMIT_OVER_PAYLOAD: f64 = 1.15;
-/// What the rival's best must be beaten by.
+/// Target relative to the best rival.
 const READ_GOAL: Goal = Goal::AtLeast(2.0);
 const WRITE_GOAL: Goal = Goal::AtLeast(1.2);
 const AGED_GOAL: Goal = Goal::AtLeast(1.0);
 const SCALING_GOAL: Goal = Goal::AtLeast(1.8);
 
-/// A volume in this process; its threads end when it is dropped.
+/// A volume in this process; dropping it ends its threads.
 pub struct OwnVolume(pub Arc<Volume>);
 
 impl OwnVolume {
-    /// One of `size` bytes under a limit, with the defaults of `ztier up`.
+    /// A volume of `size` bytes under a limit, with the defaults of `ztier up`.
     pub fn new(size: u64, ram_limit: u64) -> Result<Self> {
         let options = Options {
             size,
@@ -47,7 +48,7 @@ impl Drop for OwnVolume {
     }
 }
 
-/// What the measurements of this section share.
+/// Parameters shared by the measurements of this section.
 struct Plan {
     blocks: u64,
     rounds: u64,
@@ -86,7 +87,7 @@ fn fresh(context: &mut Context, plan: &Plan, bytes: u64, zram: Option<&Zram>) ->
     context.report.note(SECTION, "data", format!("{} MiB of {}", bytes >> 20, pools[0]));
     let volume = OwnVolume::new(bytes, 2 * bytes)?;
     let targets = targets(&volume, zram);
-    // The last two are ways into one device.
+    // The last two targets access the same device.
     for target in targets.iter().take(2) {
         work(target.as_ref(), Op::Write(0), Order::Each, plan.blocks, &mut pools, 1)?;
     }
@@ -96,7 +97,7 @@ fn fresh(context: &mut Context, plan: &Plan, bytes: u64, zram: Option<&Zram>) ->
         let scaling = format!("engine_{name}_scaling");
         context.report.ratio(&scaling, two[0] / one[0], SCALING_GOAL);
         if zram.is_some() {
-            // The worse of the two numbers of threads.
+            // The worse result of one and two threads.
             let ratio = against_best(&one).min(against_best(&two));
             context.report.ratio(&format!("engine_rand{name}_vs_kernel_zram"), ratio, goal);
         }
@@ -132,7 +133,7 @@ fn aged(context: &mut Context, plan: &Plan, bytes: u64, zram: Option<&Zram>) -> 
     Ok(())
 }
 
-/// All targets in turn, several times; returns their medians.
+/// Measures all targets in turn, several times; returns their medians.
 fn measure(
     context: &mut Context,
     plan: &Plan,
@@ -159,12 +160,12 @@ fn measure(
     Ok(medians)
 }
 
-/// Which of those after the first (ours) is the fastest.
+/// Index of the fastest system after the first (ztier).
 fn best_rival(medians: &[f64]) -> Option<usize> {
     (1..medians.len()).max_by(|&a, &b| medians[a].total_cmp(&medians[b]))
 }
 
-/// Ours (the first) ÷ the best of the others.
+/// ztier (the first) ÷ the best of the others.
 fn against_best(medians: &[f64]) -> f64 {
     best_rival(medians).map_or(f64::NAN, |best| medians[0] / medians[best])
 }

@@ -1,5 +1,5 @@
-//! What is left of an export's speed when our engine is behind it instead of plain memory: the same
-//! front-end, the same requests, the same data, in turn.
+//! The share of an export's speed that remains with ztier's engine behind it instead of plain
+//! memory: the same front-end, requests and data, in turn.
 
 use super::engine::OwnVolume;
 use super::random::{Direct, Op, Order, pools, work};
@@ -18,9 +18,9 @@ use ztier::device::Device;
 use ztier::error::Result;
 
 const SECTION: &str = "export";
-/// Ours first, then what it is divided by.
+/// ztier first, then the divisor.
 const SYSTEMS: [&str; 2] = ["ztier", "plain memory"];
-/// Data as fio makes it: random bytes, then zeros, in each block.
+/// Data as fio makes it: each block has random bytes, then zeros.
 const FIO_LIKE: Kind = Kind::Runs(2.0);
 const GOAL: Goal = Goal::AtLeast(0.8);
 
@@ -36,8 +36,8 @@ pub fn run(context: &mut Context) -> Result<()> {
         rounds: context.pick(2, 5),
         time: Duration::from_millis(context.pick(200, 1500)),
     };
-    // What LZ4 costs differs with the data, and with it what is left of the export's speed: the
-    // NBD rows use fio's data, so FUSE shows both.
+    // The cost of LZ4 depends on the data, and with it the remaining share of the export's speed:
+    // the NBD rows use fio's data, so FUSE shows both.
     let both = [
         (plan.kind, "fuse", "export_efficiency"),
         (FIO_LIKE, "fuse, fio-like data", "export_efficiency_fio_like"),
@@ -57,7 +57,7 @@ pub fn run(context: &mut Context) -> Result<()> {
     Ok(())
 }
 
-/// Runs of one case, of both systems.
+/// Runs of one case, for both systems.
 struct Figures {
     case: &'static str,
     unit: &'static str,
@@ -73,7 +73,7 @@ struct Plan {
 
 impl Plan {
     /// Random 4 KiB by two threads and sequential 1 MiB, direct, on the loop devices. The inner
-    /// error is the reason why this machine cannot do it.
+    /// error is the reason why this machine cannot run the test.
     fn fuse(
         &self,
         report: &mut Report,
@@ -159,7 +159,7 @@ impl Plan {
     }
 }
 
-/// Rows of both, each case's ratio, and their geometric mean against the target.
+/// Adds the rows of both systems, each case's ratio, and the geometric mean against the target.
 fn state(report: &mut Report, export: &str, name: &str, figures: &[Figures]) {
     let mut ratios = Vec::new();
     for figure in figures {

@@ -1,5 +1,5 @@
-//! Memory for the same data, in ours and in the kernel's zram: fresh, aged, after discards, and
-//! when it is cold.
+//! Memory for the same data, in ztier and in the kernel's zram: fresh, aged, after discards, and
+//! cold.
 
 use super::engine::OwnVolume;
 use super::random::{Direct, InProcess, Op, Order, Target, pools, work};
@@ -19,17 +19,17 @@ use ztier::stats::Stats;
 
 const SECTION: &str = "memory";
 const OURS: &str = "ztier (in process)";
-/// How long a store is left alone before it is looked at.
+/// Idle time of a store before a measurement.
 const QUIET: Duration = Duration::from_secs(5);
-/// How often memory is looked at under load.
+/// Interval between samples of memory under load.
 const SAMPLE: Duration = Duration::from_millis(5);
-/// The part of the blocks that is discarded, in percent.
+/// Percent of the blocks that are discarded.
 const DISCARDED: usize = 40;
 /// Data of the first fill and of each overwriting round.
 const FILL: Kind = Kind::Mix(2.0);
 const ROUNDS: [Kind; 3] = [Kind::Mix(3.0), Kind::Mix(1.5), Kind::Mix(2.0)];
 
-/// The pair on the same data.
+/// The two systems with the same data.
 struct Pair<'a> {
     volume: &'a OwnVolume,
     zram: Option<&'a Zram>,
@@ -66,7 +66,7 @@ pub fn run(context: &mut Context) -> Result<()> {
     interrupt::sleep(QUIET)?;
     let trimmed = pair.compare(report, "after_trim", Goal::AtLeast(1.4))?;
     if let Some(zram) = pair.zram {
-        // Its users have to ask for that, ours need not.
+        // Users of zram have to request that, those of ztier need not.
         zram.compact()?;
         pair.compare(report, "after_trim_compacted", Goal::None)?;
     }
@@ -78,7 +78,7 @@ pub fn run(context: &mut Context) -> Result<()> {
     cold(context)
 }
 
-/// Real files, which is what is cold for long: ours recompressed, and the kernel's where it can.
+/// Real files, which are typical cold data: recompressed by ztier, and by the kernel where it can.
 fn cold(context: &mut Context) -> Result<()> {
     let bytes = context.pick(192u64 << 20, 1 << 30);
     let report = &mut context.report;
@@ -118,7 +118,7 @@ fn cold(context: &mut Context) -> Result<()> {
     Ok(())
 }
 
-/// Has everything recompressed that is cold, and waits for it.
+/// Recompresses all cold data, and waits for the end.
 fn recompress(report: &mut Report, volume: &OwnVolume, state: &str) -> Result<()> {
     let before = volume.0.stats();
     say("memory: recompressing");
@@ -134,8 +134,8 @@ fn recompress(report: &mut Report, volume: &OwnVolume, state: &str) -> Result<()
     Ok(())
 }
 
-/// What reading one block takes, in a cluster and out of it: each of a few at random is read twice
-/// where it is, and then is where it was before.
+/// The time to read a block, inside and outside of a cluster: each of a few random blocks is read
+/// twice in place, and is then in the same place as before.
 fn read(report: &mut Report, volume: &OwnVolume, pools: &mut [Pool]) -> Result<()> {
     const READS: u64 = 4000;
     let blocks = volume.0.stats().disk_size_bytes / BLOCK_SIZE as u64;
@@ -183,7 +183,7 @@ impl Pair<'_> {
         Ok(())
     }
 
-    /// Overwrites in rounds; returns the most memory over payload that ours took meanwhile.
+    /// Overwrites in rounds; returns ztier's maximum of memory over payload meanwhile.
     fn age(&self, report: &mut Report) -> Result<f64> {
         let mut peak: f64 = 0.0;
         for (kind, generation) in ROUNDS.into_iter().zip(1..) {
@@ -226,7 +226,7 @@ impl Pair<'_> {
         Ok(())
     }
 
-    /// States both and their ratio.
+    /// Reports both and their ratio.
     fn compare(&self, report: &mut Report, state: &str, goal: Goal) -> Result<Stats> {
         let ours = self.volume.0.stats();
         let all = ours.mem_used_bytes as f64;
@@ -244,7 +244,7 @@ impl Pair<'_> {
     }
 }
 
-/// Runs `load` while another thread looks at the memory; returns the most memory ÷ payload.
+/// Runs `load` while another thread samples memory; returns the maximum of memory ÷ payload.
 fn sampled<T>(volume: &Volume, load: impl FnOnce() -> Result<T>) -> Result<f64> {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -267,7 +267,7 @@ fn over_payload(stats: &Stats) -> f64 {
     measured(stats.mem_used_bytes as f64) / stats.compr_data_bytes as f64
 }
 
-/// A volume that holds data and reports none of something measured nothing.
+/// A volume that holds data and reports no memory measured nothing.
 fn measured(value: f64) -> f64 {
     if value > 0.0 { value } else { f64::NAN }
 }

@@ -23,38 +23,38 @@ use crate::report::Report;
 use crate::rival::System;
 use std::path::Path;
 
-/// The same data in every run.
+/// Seed that gives the same data in every run.
 pub const SEED: u64 = 0x7a74_6965_7221;
 
-/// What all sections of a run share.
+/// State shared by all sections of a run.
 pub struct Context {
     /// Where figures go.
     pub report: Report,
-    /// End within a minute instead of measuring well.
+    /// Whether to end within a minute instead of measuring well.
     pub quick: bool,
-    /// The data of the file tests, at least one; the other speed tests use the first. Memory is
-    /// compared on data of its own.
+    /// The data of the file tests, at least one kind; the other speed tests use the first. Memory
+    /// is compared on other data.
     pub data: Vec<Kind>,
-    /// The machine is small and slow: an emulated one.
+    /// Whether the machine is small and slow: an emulated one.
     pub small: bool,
-    /// The machine's clock counts instructions.
+    /// Whether the machine's clock counts instructions.
     pub counted: bool,
-    /// Whose block devices are compared, ours first.
+    /// The systems whose block devices are compared, ztier first.
     pub systems: Vec<System>,
-    /// How the file tests access their files.
+    /// The access modes of the file tests.
     pub modes: Vec<iozone::Mode>,
 }
 
-/// Whether a device of ours is exported by ublk, for which there are targets that no other export
-/// could meet.
+/// Whether a device of ztier's is exported by ublk, for which there are targets that no other
+/// export could meet.
 fn over_ublk(device: &Path) -> bool {
     std::fs::canonicalize(device).is_ok_and(|path| path.to_string_lossy().contains("ublk"))
 }
 
 impl Context {
-    /// Fills in what the command line left open; `all` asks for everything that the source and its
-    /// figures need, else for the part that matters most. A small machine is one of our own, which
-    /// has no files to speak of.
+    /// Fills in the values that the command line left open: with `all`, everything that the source
+    /// and its figures need; otherwise the most important part. A small machine is a virtual one,
+    /// which has hardly any files.
     pub fn set_defaults(&mut self, all: bool) {
         let (data, modes) = (
             [Kind::Ratio(2.0), Kind::Iozone, Kind::Files],
@@ -70,7 +70,7 @@ impl Context {
         }
     }
 
-    /// One of two values: the quick one or the full one.
+    /// `quick` or `full`, by the kind of run.
     pub fn pick<T>(&self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }
     }

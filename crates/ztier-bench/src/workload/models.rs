@@ -1,6 +1,6 @@
-//! The modelled drives beside the rows of the source that they are calibrated by.
+//! The modelled drives beside the rows of the source with which they are calibrated.
 //!
-//! Invariant: the source's job is run on the model; its figure is compared, never assumed.
+//! Invariant: the source's job runs on the model; its figure is compared, never assumed.
 
 use super::SEED;
 use crate::model::job::{self, Action, Job, Reached};
@@ -11,11 +11,11 @@ use ztier::error::{Context as _, Result};
 use ztier::media::{Buffer, Drive};
 
 const SECTION: &str = "calibration";
-/// How far a calibrated row may be from the source's.
+/// Limit on the relative deviation of a calibrated row from the source's.
 const WITHIN: f64 = 0.1;
-/// A row in real time: until caches are full, and what is measured.
+/// Times of a row in real time: until caches are full, and the measurement.
 const REAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(4));
-/// In real time everything written takes memory; flash does not care about where.
+/// In real time all writes take memory; for flash the offsets do not matter.
 const REAL_SPAN: u64 = 256 << 20;
 
 /// A row of the source's table.
@@ -29,7 +29,7 @@ pub struct SourceRow {
     job: Job,
 }
 
-/// fio's job: `rw=randwrite bs=4k iodepth=64 size=16GB norandommap`, for as many requests as give a
+/// fio's job: `rw=randwrite bs=4k iodepth=64 size=16GB norandommap`, with enough requests for a
 /// steady figure (all of its 16 GB would take the disk five hours).
 const RANDOM: Job = Job {
     action: Action::Write,
@@ -37,12 +37,12 @@ const RANDOM: Job = Job {
     block: 4096,
     depth: 64,
     span: 16 << 30,
-    // Twice what the disk's cache holds.
+    // Twice the blocks in the disk's cache.
     warm_up: 8192,
     count: 20_000,
 };
 
-/// The rows that a drive alone makes; the others need a log.
+/// The rows of a drive alone; the others need a log.
 pub const ROWS: [SourceRow; 3] = [
     SourceRow {
         letter: 'A',
@@ -74,7 +74,7 @@ impl SourceRow {
         job::simulate(&mut Model::new(self.kind.into()), &self.job, SEED)
     }
 
-    /// By threads on a drive.
+    /// By threads on a drive in real time.
     fn measure(&self) -> Result<Reached> {
         let drive = ModelDrive::real_time(self.kind.into());
         let span = if self.kind == Kind::Hdd7200 { self.job.span } else { REAL_SPAN };
@@ -82,7 +82,7 @@ impl SourceRow {
     }
 }
 
-/// What else is said of each drive, in the order of the columns.
+/// Further loads for each drive, in the order of the columns.
 const LOADS: [(&str, Job); 8] = [
     ("4 KiB written and flushed, 1 writer", small(Action::SyncWrite(1), 1)),
     ("4 KiB written and flushed, 16 writers", small(Action::SyncWrite(1), 16)),
@@ -110,7 +110,7 @@ const fn large(action: Action) -> Job {
     }
 }
 
-/// The calibrated rows, the tables of the drives `names`, and with `real_time` the same by threads.
+/// The calibrated rows, the tables of the drives `names`, and with `real_time` the rows by threads.
 ///
 /// # Errors
 /// A drive fails; interrupted.
@@ -154,7 +154,7 @@ fn calibrate(report: &mut Report, row: &SourceRow, time: &str, reached: &Reached
     report.ratio(&name, found / mb_per_second, Target::Within(WITHIN));
 }
 
-/// The loads that fit on a drive, on no more than `span` of it.
+/// The loads that fit on a drive, within `span` bytes.
 fn loads(name: Name, span: u64) -> impl Iterator<Item = (&'static str, Job)> {
     let fit = move |(case, job): (_, Job)| (case, Job { span: span.min(name.size), ..job });
     LOADS.into_iter().map(fit).filter(|(_, job)| job.span >= job.block)
@@ -182,7 +182,7 @@ fn describe(report: &mut Report, name: Name) {
     }
 }
 
-/// Blocks appended and flushed one by one, as a journal does: on the drive, in virtual time.
+/// Blocks appended and flushed one by one, as by a journal: on the drive, in virtual time.
 fn append(report: &mut Report, name: Name) -> Result<()> {
     let drive = ModelDrive::virtual_time(name);
     let mut block = Buffer::new(4096);
@@ -204,7 +204,7 @@ fn append(report: &mut Report, name: Name) -> Result<()> {
     Ok(())
 }
 
-/// How late this machine wakes threads that wait.
+/// The delay with which this machine wakes waiting threads.
 fn waits(report: &mut Report) {
     for (case, precise) in [("alone", true), ("without spinning", false)] {
         for us in [20, 200, 4000] {
@@ -220,7 +220,7 @@ fn waits(report: &mut Report) {
     }
 }
 
-/// What a drive reaches in real time, beside what its model says.
+/// The results of a drive in real time, beside those of its model.
 fn own_cost(report: &mut Report, name: Name) -> Result<()> {
     let span = if name.kind == Kind::Hdd7200 { RANDOM.span } else { REAL_SPAN };
     for (case, job) in loads(name, span) {

@@ -1,7 +1,7 @@
-//! 4 KiB blocks, read and written by threads that share nothing but the device.
+//! 4 KiB blocks, read and written by threads that share only the device.
 //!
-//! Invariants: every system gets the same data in the same way; every block that is read is checked
-//! to be the one asked for; the generation of a write is its round, so contents are reproducible.
+//! Invariants: every system gets the same data in the same way; every read checks that its block is
+//! the requested one; the generation of a write is its round, so contents are reproducible.
 
 use crate::data::{Kind, Pool, Rng, claim};
 use crate::report::Row;
@@ -19,29 +19,29 @@ use ztier::BLOCK_SIZE;
 use ztier::device::{Channel, Device, Request};
 use ztier::error::{Context as _, Error, Result};
 
-/// Blocks in a batch: how often the clock is looked at, and the queue depth of io_uring.
+/// Blocks in a batch, between two checks of the clock; also the queue depth of io_uring.
 const BATCH: usize = 32;
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
-/// Reading or writing.
+/// A read or a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Whole blocks, checked.
+    /// Reads whole blocks and checks them.
     Read,
-    /// Whole blocks of this generation.
+    /// Writes whole blocks of this generation.
     Write(u32),
 }
 
-/// A device that can be asked for blocks from several threads.
+/// A device that several threads can access.
 pub trait Target: Sync {
-    /// As it is called in reports.
+    /// Name in reports.
     fn name(&self) -> String;
 
-    /// A way in for one thread.
+    /// Access for one thread.
     fn lane(&self) -> Result<Box<dyn Lane + '_>>;
 }
 
-/// One thread's way in.
+/// One thread's access.
 pub trait Lane: Send {
     /// Reads or writes at most [`BATCH`] blocks.
     fn run(&mut self, op: Op, blocks: &[u64], pool: &mut Pool) -> Result<()>;
@@ -165,7 +165,7 @@ impl Lane for UringLane {
             };
             // SAFETY: the buffer belongs to `self`, and this process does not touch it before all
             // completions are in, which this function waits for; should it fail before, `ring` is
-            // dropped first and the kernel ends or cancels what is under way on it while the
+            // dropped first and the kernel ends or cancels the requests in flight on it while the
             // buffers still exist.
             unsafe { self.ring.submission().push(&entry) }.context("cannot queue a request")?;
         }
@@ -191,7 +191,7 @@ impl Lane for UringLane {
     }
 }
 
-/// A block device, by `pwrite` with O_DIRECT, each made durable by an `fdatasync` of its own.
+/// A block device, by `pwrite` with O_DIRECT, with an `fdatasync` after each write.
 pub struct Synced(pub PathBuf, pub &'static str);
 
 struct SyncedLane(DirectLane);
@@ -224,36 +224,36 @@ fn check(block: u64, data: &[u8]) -> Result<()> {
     }
 }
 
-/// Which blocks a thread works on, in which order.
+/// The blocks of a thread, and their order.
 #[derive(Clone, Copy)]
 pub enum Order {
-    /// All blocks once, cut evenly among the threads.
+    /// All blocks once, divided evenly among the threads.
     Each,
-    /// Random ones until as many as there are were drawn: about 63 % of the blocks, some often.
+    /// Random blocks, as many as there are blocks: about 63 % of them, some several times.
     Draws,
-    /// Random ones until the time is over.
+    /// Random blocks until the time is over.
     For(Duration),
-    /// So many random ones, cut evenly among the threads.
+    /// This number of random blocks, divided evenly among the threads.
     Some(u64),
 }
 
-/// What a stretch of work reached.
+/// The result of some work.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
     /// Blocks, all threads together.
     pub blocks: u64,
     /// Blocks a second, all threads together.
     pub iops: f64,
-    /// CPU of the threads, percent of one CPU.
+    /// CPU time of the threads, in percent of one CPU.
     pub cpu_own_percent: f64,
-    /// Busy time of the machine, percent of one CPU.
+    /// Busy time of the machine, in percent of one CPU.
     pub cpu_machine_percent: f64,
 }
 
 /// Works on the first `blocks` blocks with as many threads as there are `pools`.
 ///
 /// # Errors
-/// The first thread's that failed.
+/// The error of the first thread that failed.
 pub fn work(
     target: &dyn Target,
     op: Op,
@@ -297,7 +297,7 @@ pub fn work(
     })
 }
 
-/// One thread's part.
+/// One thread's share.
 struct Share {
     order: Order,
     blocks: u64,
@@ -307,7 +307,7 @@ struct Share {
 }
 
 impl Share {
-    /// Returns blocks done, seconds and percent of CPU.
+    /// Returns the number of blocks, seconds and percent of CPU.
     fn work(&self, lane: &mut dyn Lane, op: Op, pool: &mut Pool) -> Result<(u64, f64, f64)> {
         let mut rng = Rng::new(self.seed ^ (self.n << 32));
         let first = self.blocks * self.n / self.threads;
@@ -353,24 +353,24 @@ pub fn pools(kind: Kind, threads: usize) -> Result<Vec<Pool>> {
     Ok(pools)
 }
 
-/// Rates of one system, gathered over several rounds.
+/// Rates of one system over several rounds.
 pub struct Gathered {
     system: String,
     rates: Vec<Rate>,
 }
 
 impl Gathered {
-    /// None yet.
+    /// No rates yet.
     pub fn new(target: &dyn Target) -> Self {
         Self { system: target.name(), rates: Vec::new() }
     }
 
-    /// One more.
+    /// Adds a rate.
     pub fn push(&mut self, rate: Rate) {
         self.rates.push(rate);
     }
 
-    /// As a row of the report.
+    /// The row for the report.
     pub fn row(&self, section: &str, case: &str) -> Row {
         let median = |f: fn(&Rate) -> f64| {
             crate::report::median(&self.rates.iter().map(f).collect::<Vec<_>>())
@@ -388,7 +388,7 @@ impl Gathered {
     }
 }
 
-/// The two ways in which a rival's device is driven; the better one counts.
+/// The two ways to drive a rival's device; the better result counts.
 pub fn rival_targets(path: &Path, name: &'static str) -> [Box<dyn Target>; 2] {
     [Box::new(Direct(path.to_owned(), name)), Box::new(Uring(path.to_owned(), name))]
 }

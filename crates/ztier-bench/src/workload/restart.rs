@@ -1,4 +1,4 @@
-//! How long requests wait while the daemon of a device is replaced under load.
+//! Waits of requests while the daemon of a device is replaced under load.
 
 use super::random::{Op, Order, Uring, pools, work};
 use super::{Context, SEED};
@@ -16,9 +16,9 @@ use ztier::BLOCK_SIZE;
 use ztier::error::{Context as _, Error, Result};
 
 const SECTION: &str = "restart";
-/// Shrinks far, so that many blocks fit a small machine.
+/// Compresses well, so that a small machine has room for many blocks.
 const DATA: Kind = Kind::Ratio(16.0);
-/// How long the load runs before and after.
+/// Duration of the load before and after the replacement.
 const BESIDE: Duration = Duration::from_millis(500);
 
 /// Runs the section.
@@ -41,7 +41,7 @@ pub fn run(context: &mut Context) -> Result<()> {
     for _ in 0..context.pick(3, 5) {
         runs.push(longest_wait(&up, blocks)?);
     }
-    // No median: one long wait in five is what its user remembers.
+    // No median: users remember one long wait in five.
     let longest = runs.iter().copied().fold(0.0, f64::max);
     context.report.row(Row {
         section: SECTION.into(),
@@ -55,7 +55,7 @@ pub fn run(context: &mut Context) -> Result<()> {
     Ok(())
 }
 
-/// Reads and writes back blocks all the while, and takes the time of each.
+/// Reads and rewrites blocks all the time; returns the longest time.
 fn longest_wait(up: &Up, blocks: u64) -> Result<f64> {
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! zramperf-like rows: the device written and read once from the start, 1 MiB at a time.
+//! Rows like zramperf's: the device is written and read once from the start, 1 MiB at a time.
 
 use super::{Context, SEED};
 use crate::data::{POOL_BYTES, Pool, check_stamps};
@@ -54,7 +54,8 @@ fn devices(context: &mut Context) -> Result<()> {
     Ok(())
 }
 
-/// The first `bytes` of a device once, 1 MiB at a time; what is read must be of generation `round`.
+/// Reads or writes the first `bytes` of a device once, 1 MiB at a time; reads must return
+/// generation `round`.
 pub fn pass(device: &Path, bytes: u64, pool: &mut Pool, round: u32, write: bool) -> Result<Spent> {
     let file = direct::open(device)?;
     let mut buf = AlignedBuf::new(REQUEST)?;

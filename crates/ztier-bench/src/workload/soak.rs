@@ -1,4 +1,4 @@
-//! Overwriting for a long time: memory must not grow.
+//! Overwrites for a long time: memory must not grow.
 
 use super::SEED;
 use super::engine::OwnVolume;
@@ -12,9 +12,9 @@ use ztier::BLOCK_SIZE;
 use ztier::error::{Context as _, Error, Result};
 
 const MIB: f64 = (1 << 20) as f64;
-/// Growth in an hour that counts as none, as a part of the memory in use.
+/// Tolerated growth in an hour, as a share of the memory in use.
 const GROWTH_MAX: f64 = 0.01;
-/// The first part of a run, in which memory settles, does not count.
+/// Share of a run at the beginning that does not count, as memory settles.
 const SETTLING: f64 = 0.25;
 /// Standard errors by which a slope must exceed the limit.
 const SIGNIFICANT: f64 = 3.0;
@@ -33,7 +33,7 @@ pub fn run(size: u64, time: Duration) -> Result<()> {
     say(&format!("soak: {} MiB, {} minutes", size >> 20, time.as_secs_f64() / 60.0));
 
     let (start, mut next_note) = (Instant::now(), Duration::ZERO);
-    // A slice is a whole turn of all data: samples are taken at the same phase.
+    // A slice covers all data once: samples are taken at the same phase.
     let slice = (time / 200).clamp(Duration::from_millis(300), Duration::from_secs(5));
     let mut samples: Vec<(f64, f64, f64)> = Vec::new();
     let mut generation = 0;
@@ -67,7 +67,7 @@ pub fn run(size: u64, time: Duration) -> Result<()> {
     judge(&samples[(samples.len() as f64 * SETTLING) as usize..])
 }
 
-/// Hours, resident bytes, bytes that the volume says it uses.
+/// Samples: hours, resident bytes, bytes in use as reported by the volume.
 fn judge(samples: &[(f64, f64, f64)]) -> Result<()> {
     let Some(&(_, resident, used)) = samples.first() else {
         return Err(Error::failure("the soak was too short to take samples"));
@@ -78,7 +78,7 @@ fn judge(samples: &[(f64, f64, f64)]) -> Result<()> {
         ("resident memory of the process", resident, slope(&series(|s| (s.0, s.1)))),
         ("mem_used of the volume", used, slope(&series(|s| (s.0, s.2)))),
     ] {
-        // Memory goes up and down as segments fill and are cleaned: growth is what exceeds that.
+        // Memory varies as segments fill and are cleaned: only more than that counts as growth.
         let (limit, noise) = (at_first * GROWTH_MAX, error * SIGNIFICANT);
         let verdict = match slope {
             _ if slope - noise > limit => "short",
@@ -103,7 +103,7 @@ fn judge(samples: &[(f64, f64, f64)]) -> Result<()> {
     }
 }
 
-/// All pages of this process that are in memory, shared ones (memfd) too.
+/// All resident bytes of this process, shared ones (memfd) included.
 fn resident_bytes() -> Result<f64> {
     let text = std::fs::read_to_string("/proc/self/status").context("cannot read own status")?;
     text.lines()
@@ -131,7 +131,7 @@ mod tests {
         assert!(judge(&line(2.0, 0.0)).is_err());
         assert!(judge(&line(0.0, 2.0)).is_err());
         assert!(judge(&[]).is_err());
-        // The same growth within noise that is larger.
+        // The same growth within larger noise.
         let noisy = |grow: f64| -> Vec<(f64, f64, f64)> {
             let noise = |m: i32| if m % 2 == 0 { 5.0 } else { -5.0 };
             let at = |m: i32| MIB * (100.0 + grow * f64::from(m) / 60.0 + noise(m));

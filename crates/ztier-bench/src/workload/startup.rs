@@ -1,4 +1,4 @@
-//! How long `ztier up` takes until the device can be read.
+//! The time that `ztier up` takes until the device can be read.
 
 use super::Context;
 use crate::report::{Row, Target as Goal};

@@ -1,5 +1,5 @@
-//! The stress of the source: all IOzone tests on 1 and 2 GiB files of a 3 GiB device, the page
-//! cache dropped every second, and afterwards the counters of errors.
+//! The source's stress test: all IOzone tests on 1 and 2 GiB files of a 3 GiB device, while the
+//! page cache is dropped every second, and a final check of the error counters.
 
 use super::Context;
 use super::iozone::{DEVICE_BYTES, Place, SERIES_LIMIT, Series, full_plan, in_child};

@@ -1,4 +1,4 @@
-//! What tests of the bench's command line share: the program itself, with a limit on its time.
+//! Helpers of the tests of the bench's command line: the program itself, with a time limit.
 #![allow(clippy::unwrap_used, dead_code, reason = "each test uses a part")]
 
 use std::fs::File;
@@ -8,25 +8,25 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Outputs of programs in one directory have names of their own.
+/// Number for unique names of the outputs of programs in one directory.
 static STARTED: AtomicU32 = AtomicU32::new(0);
-/// Longer than any program here takes.
+/// Limit on the time of a program.
 pub const LIMIT: Duration = Duration::from_secs(180);
 
-/// The bench with arguments; its outputs go to files in `dir`.
+/// Starts the bench with arguments; its outputs go to files in `dir`.
 pub fn bench(dir: &Path, args: &[&str]) -> Running {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ztier-bench"));
     command.args(args).current_dir(dir);
     Running::start(command, dir)
 }
 
-/// A program that is ended if it takes too long.
+/// A program that is killed if it takes too long.
 pub struct Running {
     child: Child,
     outputs: [File; 2],
 }
 
-/// How it ended, and what it said.
+/// Exit status and output.
 pub struct Ended {
     pub status: ExitStatus,
     pub stdout: String,
@@ -34,7 +34,7 @@ pub struct Ended {
 }
 
 impl Running {
-    /// Starts it. Tests run beside each other: those with the same `dir` alone have to wait.
+    /// Starts the command. Tests run concurrently: only those with the same `dir` have to wait.
     pub fn start(mut command: Command, dir: &Path) -> Self {
         command.env("ZTIER_BENCH_LOCK", dir.join("lock"));
         let n = STARTED.fetch_add(1, Ordering::Relaxed);
@@ -49,7 +49,7 @@ impl Running {
         self.child.id()
     }
 
-    /// Waits until it has ended.
+    /// Waits for the program's end.
     pub fn end(mut self) -> Ended {
         let begun = Instant::now();
         let status = loop {
@@ -72,13 +72,13 @@ impl Running {
         Ended { status, stdout: text(stdout), stderr: text(stderr) }
     }
 
-    /// Kills it, as nothing can prevent.
+    /// Kills the program with SIGKILL.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// What it has said on standard error since this was asked last.
+    /// New output on standard error since the last call.
     pub fn said(&mut self) -> String {
         let mut text = String::new();
         let _ = self.outputs[1].read_to_string(&mut text);
@@ -86,7 +86,7 @@ impl Running {
     }
 }
 
-/// Waits until something holds.
+/// Waits until `holds` returns `true`.
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {

@@ -1,7 +1,7 @@
-//! The agent inside a machine: runs scripts and hands over files, as it is told over a port.
+//! The agent inside a machine: runs scripts and transfers files on request over a port.
 //!
-//! Never in the way of what is tested: it needs little memory, is not killed when there is none,
-//! and holds nothing open of a script that has ended.
+//! The agent must not disturb the test: it needs little memory, is exempt from the OOM killer, and
+//! keeps nothing open of a script that has ended.
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,11 +20,11 @@ use ztier_vm::wire::{Kind, PAYLOAD_MAX, receive, send};
 
 /// The name of the port.
 const PORT: &str = "ztier-vm";
-/// How often it is looked whether a script has ended that says nothing.
+/// Interval between checks whether a silent script has ended.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
 fn main() -> ExitCode {
-    // Those that are started get their own score back. A system may not let us; then it is so.
+    // Scripts get their own score back. A system may forbid this; then the score stays.
     let _ = fs::write("/proc/self/oom_score_adj", "-1000");
     match serve() {
         Ok(()) => ExitCode::SUCCESS,
@@ -35,10 +35,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the threads of tasks share.
+/// State shared by the threads of tasks.
 struct Agent {
     port: Mutex<File>,
-    /// Process groups of scripts that run.
+    /// Process groups of running scripts, by task.
     running: Mutex<HashMap<u32, Pid>>,
 }
 
@@ -74,7 +74,7 @@ fn serve() -> io::Result<()> {
                 Some(Err(e)) => agent.end(frame.id, 1, &e.to_string()),
                 _ => agent.end(frame.id, 0, ""),
             },
-            // Whichever process is the first here: what had to be saved is.
+            // The agent may be the first process: all data is already saved.
             Kind::Off => return Ok(reboot(RebootCommand::PowerOff)?),
             Kind::Ready => {}
         }
@@ -114,7 +114,7 @@ impl Agent {
 
     fn kill(&self, id: u32) {
         if let Some(group) = self.running.lock().get(&id) {
-            // It may have ended meanwhile.
+            // The group may have ended meanwhile.
             let _ = kill_process_group(*group, Signal::KILL);
         }
     }
@@ -166,8 +166,8 @@ impl Agent {
         Ok((child, output))
     }
 
-    /// Passes on what a script prints, and returns how it ended. What it has left running may go on
-    /// printing; that is discarded.
+    /// Forwards a script's output, and returns its exit status. Output of processes that the script
+    /// leaves running is discarded.
     fn follow(&self, id: u32, mut child: Child, mut output: io::PipeReader) -> io::Result<i32> {
         let mut piece = vec![0; 32 << 10];
         let (mut open, mut status) = (true, None);
@@ -183,7 +183,7 @@ impl Agent {
                 }
                 continue;
             }
-            // All that it had printed when it was seen to have ended has been read.
+            // All output from before the script's end has been read.
             if let Some(status) = status {
                 if open {
                     spawn(move || io::copy(&mut output, &mut io::sink()));

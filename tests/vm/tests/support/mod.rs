@@ -1,11 +1,11 @@
-//! What tests in machines share.
+//! Helpers shared by the tests in machines.
 #![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
 
 use std::time::Duration;
 use ztier_vm::cache::Lock;
 use ztier_vm::{Lab, Machine, Setup};
 
-/// The longest that a step may take. An emulated CPU is slow, and may have to share a real one.
+/// Limit on the time of a step. An emulated CPU is slow, and may have to share a real one.
 pub const SOON: Duration = Duration::from_secs(180);
 
 /// The laboratory, and the right to run machines: one test at a time.
@@ -13,14 +13,14 @@ pub fn lab() -> Option<(Lab, Lock)> {
     lab_with(&["ztier"])
 }
 
-/// The same, whose machines have these programs of ours.
+/// As [`lab`], with these programs of the workspace in the machines.
 pub fn lab_with(programs: &[&str]) -> Option<(Lab, Lock)> {
     let lab = Lab::for_test(programs)?;
     let turn = lab.turn(Duration::from_secs(1800)).unwrap();
     Some((lab, turn))
 }
 
-/// A machine-to-be with the scripts of these tests.
+/// The setup of a machine with the scripts of these tests.
 pub fn setup(lab: &Lab) -> Setup {
     Setup::new(lab).file("/usr/local/bin/filesystem", include_bytes!("../../scripts/filesystem"))
 }
@@ -31,7 +31,7 @@ pub fn ok(machine: &Machine, script: &str) -> String {
     machine.ok(script, SOON).unwrap_or_else(|e| panic!("{script}: {e}"))
 }
 
-/// Runs a script that has to fail, be refused or find something busy, with a message that has
+/// Runs a script that has to fail, be refused or find a resource busy, with a message that has
 /// `part`.
 #[track_caller]
 pub fn refused(machine: &Machine, script: &str, part: &str) {
@@ -39,7 +39,7 @@ pub fn refused(machine: &Machine, script: &str, part: &str) {
     assert!(matches!(done.status, 1 | 4 | 5) && done.text.contains(part), "{script}: {done:?}");
 }
 
-/// Whatever a volume leaves in a system is gone, or goes within seconds: memory holders and the
+/// Asserts that all leftovers of a volume are gone, or go within seconds: memory holders and the
 /// kernel need a moment.
 #[track_caller]
 pub fn nothing_left(machine: &Machine) {
@@ -58,7 +58,7 @@ pub fn nothing_left(machine: &Machine) {
     panic!("left behind: {left}{}", ok(machine, "tail -n 20 /run/ztier/*.log 2>&-; true"));
 }
 
-/// How often something long is done: what the variable says, or else `short`.
+/// Number of repetitions of a long test: the value of `variable`, or `short`.
 pub fn times(variable: &str, short: u32) -> u32 {
     std::env::var(variable).map_or(short, |text| text.parse().unwrap())
 }

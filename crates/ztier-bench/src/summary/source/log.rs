@@ -1,4 +1,4 @@
-//! dm-lc: random writes on a disk, on an SSD, and on a log before the disk.
+//! dm-lc: random writes on a disk, on an SSD, and on a log in front of the disk.
 
 use super::{Given, Measured, Source, figure};
 use crate::report::Target::{AtLeast, AtMost, None as No};
@@ -8,7 +8,7 @@ use crate::summary::general::{
 };
 use crate::summary::model::{Bar, Bars, Cell, Chart, Charts, Figure, Grid, Item};
 
-/// The document and ours.
+/// The document, and ztier's figures.
 pub const SOURCE: Source = Source {
     id: "log",
     title: "Durable log before a slow drive",
@@ -92,7 +92,7 @@ const TEXTS: [(&str, &str); 6] = [
     ("row_b_virtual_time_vs_source", "the model of the SSD, at random ÷ the source’s row B"),
     ("row_c_virtual_time_vs_source", "the model of the SSD, in order ÷ the source’s row C"),
 ];
-/// Its table, 10^6 bytes a second.
+/// The source's table, in 10^6 bytes a second.
 const STATED: [(&str, &str, f64); 6] = [
     ("A", "HDD(rand)", 0.883),
     ("B", "SSD(rand)", 202.0),
@@ -149,13 +149,13 @@ fn title(section: &str) -> &str {
     }
 }
 
-/// The letter of a row here, `D` of `(D) HDD+SSD seg=1M 1:1, source 259`, and what is said of it.
+/// The letter of a row, `D` of `(D) HDD+SSD seg=1M 1:1, source 259`, and the rest of its text.
 fn letter(case: &str) -> Option<(&str, &str)> {
     let (letter, rest) = case.strip_prefix('(')?.split_once(") ")?;
     Some((letter, rest.split_once(", source").map_or(rest, |(rest, _)| rest)))
 }
 
-/// The source's rows, with all of ours to each.
+/// The source's rows, each with all of ztier's.
 fn rows(table: Option<&Table>) -> Grid {
     let head = ["row", "source, MB/s", "here, MB/s", "here ÷ source", "here by", "spread"];
     let mut grid = Grid::new("The source’s table and ours; drives of ours are models", &head);
@@ -197,7 +197,7 @@ fn rows(table: Option<&Table>) -> Grid {
     grid
 }
 
-/// A chart a row: the source has one with all of them, in which (A) cannot be seen.
+/// A chart for each row: the source has one chart for all, in which (A) is invisible.
 fn charts(table: Option<&Table>) -> Charts {
     let one = |(of, name, source): (&str, &str, f64)| {
         let theirs = Bar { name: "source".into(), value: source, source: true, ..Bar::default() };
@@ -240,7 +240,7 @@ mod tests {
         let case = "(D) HDD+SSD seg=1M 2:1, source 259";
         assert_eq!(letter(case), Some(("D", "HDD+SSD seg=1M 2:1")));
         assert_eq!(letter("4 KiB copied and summed, 2 threads"), None);
-        // What the source says of its own ratios.
+        // The source's statements about its own ratios.
         let value = |of: &str| STATED.iter().find(|(l, ..)| *l == of).map_or(0.0, |row| row.2);
         for (letter, wanted) in [("D", &MAIN[0]), ("E", &MAIN[1])] {
             let ratio = value(letter) / value("C");

@@ -1,7 +1,7 @@
-//! The source documents: what each of them found, and ours beside it.
+//! The source documents: the results of each, with ztier's beside them.
 //!
-//! Invariant: figures of the sources are copied, never computed; where one of them contradicts
-//! itself, that is said.
+//! Invariant: figures of the sources are copied, never computed; where a source contradicts itself,
+//! the report says so.
 
 pub mod log;
 pub mod swap;
@@ -14,28 +14,28 @@ use super::general::Wanted;
 use super::model::{Figure, Item, Section};
 use crate::suite::Run;
 
-/// What sections are made of.
+/// Input of sections.
 #[derive(Clone, Copy)]
 pub struct Given<'a> {
     /// The run.
     pub run: &'a Run,
-    /// What its tables found.
+    /// The results of its tables.
     pub tables: &'a Tables,
 }
 
-/// A part of the run, and what the overview says of its ratios.
+/// A part of the run, and its ratios in the overview.
 #[derive(Clone, Copy)]
 pub struct Measured {
-    /// Which part.
+    /// Name of the part.
     pub part: &'static str,
-    /// Those that it speaks of also where they were not measured.
+    /// Ratios mentioned even if they were not measured.
     pub wanted: &'static [Wanted],
-    /// What the others are, if there are too many for a row each.
+    /// The kind of the other ratios, if they are too many for a row each.
     pub many: Option<Many>,
 }
 
 impl Measured {
-    /// One with a row a ratio.
+    /// A part with a row for each ratio.
     pub const fn of(part: &'static str, wanted: &'static [Wanted]) -> Self {
         Self { part, wanted, many: None }
     }
@@ -44,34 +44,34 @@ impl Measured {
 /// Ratios of one kind.
 #[derive(Clone, Copy)]
 pub struct Many {
-    /// What is divided by what.
+    /// Numerator and denominator.
     pub what: &'static str,
-    /// How their names end, after what each is of.
+    /// The common end of their names, after the individual part.
     pub end: &'static str,
 }
 
 /// A source document.
 pub struct Source {
-    /// A word for links.
+    /// Anchor for links.
     pub id: &'static str,
     /// The heading of its section.
     pub title: &'static str,
     /// The part of the run that reproduces it.
     pub part: &'static str,
-    /// The document, as it calls itself.
+    /// Citation of the document.
     pub cited: &'static str,
     /// The parts of the run whose ratios belong to it, in order.
     pub main: &'static [Measured],
-    /// What else may have a target: names, and what is divided by what.
+    /// Other ratios that may have a target: names, with numerator and denominator.
     pub texts: &'static [(&'static str, &'static str)],
-    /// What stands below the citation.
+    /// Makes the content below the citation.
     pub items: fn(Given<'_>) -> Vec<Item>,
-    /// Its figures.
+    /// Makes its figures.
     pub figures: fn() -> Vec<Figure>,
 }
 
 impl Source {
-    /// What is divided by what; parts have ratios of the same name in common.
+    /// Numerator and denominator of a ratio; parts share ratios of the same name.
     pub fn text(&self, name: &str) -> Option<&'static str> {
         let texts = self.texts.iter().copied();
         let wanted = self.main.iter().flat_map(|measured| measured.wanted);
@@ -88,11 +88,11 @@ impl Source {
     }
 }
 
-/// All of them.
+/// All source documents.
 pub const ALL: [Source; 5] =
     [zram::SOURCE, swap::SOURCE, zcache::SOURCE, worst::SOURCE, log::SOURCE];
 
-/// Figures of a document.
+/// A figure of a document.
 fn figure(part: &str, system: &str, case: &str, value: f64, unit: &str) -> Figure {
     Figure {
         origin: "source",
@@ -106,7 +106,7 @@ fn figure(part: &str, system: &str, case: &str, value: f64, unit: &str) -> Figur
     }
 }
 
-/// The same of tables as IOzone prints them.
+/// The figures of a table as IOzone prints it.
 fn iozone(part: &str, system: &str, table: &str) -> Vec<Figure> {
     use crate::workload::iozone::TESTS;
     let mut all = Vec::new();

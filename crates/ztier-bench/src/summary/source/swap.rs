@@ -1,4 +1,4 @@
-//! ramzswap: memory that does not fit, gone over again and again.
+//! ramzswap: repeated scans of more memory than fits.
 
 use super::{Given, Measured, Source, figure};
 use crate::report::Target::{AtLeast, AtMost, None as No};
@@ -8,7 +8,7 @@ use crate::summary::general::{
 };
 use crate::summary::model::{Bar, Bars, Cell, Chart, Charts, Figure, Grid, Item};
 
-/// The document and ours.
+/// The document, and ztier's figures.
 pub const SOURCE: Source = Source {
     id: "swap",
     title: "Compressed swap",
@@ -82,9 +82,9 @@ const RAMZSWAP: [[f64; 3]; 5] = [
     [139.759, 17.020, 31.122],
     [133.606, 16.365, 33.111],
 ];
-/// Means without the first runs, as it states them.
+/// Means without the first runs, as the source states them.
 const STATED: [(&str, f64); 2] = [("disk swap", 206.0), ("ramzswap", 137.0)];
-/// Columns: what the table calls it, and the heading.
+/// Columns: name in the table, and heading.
 const COLUMNS: [(&str, &str); 11] = [
     ("elapsed, first run", "first, s"),
     ("elapsed", "elapsed, s"),
@@ -149,7 +149,7 @@ fn all(table: &Table) -> Vec<Item> {
     let mut items = Vec::new();
     for section in table.sections() {
         let Some(any) = table.figures(section).next() else { continue };
-        // Behind the name of a figure stands what the load was.
+        // The load follows the name of a figure.
         let load = any.case.strip_prefix(COLUMNS[0].0).unwrap_or_default().to_owned();
         let heads: Vec<&str> = std::iter::once("system").chain(COLUMNS.map(|(_, h)| h)).collect();
         let caption = format!("{section}{load}; {}", counted(table, section, &load));
@@ -166,7 +166,7 @@ fn all(table: &Table) -> Vec<Item> {
     items
 }
 
-/// Which runs the figures of a section are of: the first one counts where it is the only one.
+/// The runs that a section's figures count: the first one only if it is the only one.
 fn counted(table: &Table, section: &str, load: &str) -> &'static str {
     let runs = |system: &str, what: &str| {
         let case = format!("{what}{load}");
@@ -229,7 +229,7 @@ mod tests {
     fn means_of_the_source_are_those_that_it_states() {
         for (runs, (_, stated)) in [DISK, RAMZSWAP].iter().zip(STATED) {
             let mean = runs[1..].iter().map(|run| run[0]).sum::<f64>() / 4.0;
-            // 206.5 and 138.3: it cuts, and is off by one in the second.
+            // 206.5 and 138.3: the source truncates, and is off by one in the second.
             assert!((mean - stated).abs() < 1.5, "{mean}");
         }
         assert!((STATED[0].1 / STATED[1].1 - MAIN[0].source.unwrap_or_default()).abs() < 0.01);

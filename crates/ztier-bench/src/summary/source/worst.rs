@@ -1,4 +1,4 @@
-//! compcache's worst case: files want all memory, and next to nothing is swapped.
+//! compcache's worst case: files want all memory, and almost nothing is swapped.
 
 use super::{Given, Measured, Source, figure};
 use crate::report::Target::{AtLeast, AtMost, None as No};
@@ -8,7 +8,7 @@ use crate::summary::model::{Bar, Bars, Cell, Chart, Charts, Figure, Grid, Item};
 use crate::summary::series::{charts, gather};
 use crate::workload::iozone::Series;
 
-/// The document and ours.
+/// The document, and ztier's figures.
 pub const SOURCE: Source = Source {
     id: "worst-case",
     title: "Swap where files want all memory",
@@ -38,7 +38,7 @@ const MAIN: [Wanted; 4] = [
         None,
     ),
 ];
-/// Elapsed time: 59:18 and 1:16:41.
+/// Elapsed time in seconds: 59:18 and 1:16:41.
 const STATED: [(&str, f64); 2] = [("without ramzswap", 3558.0), ("with ramzswap", 4601.0)];
 
 fn items(given: Given<'_>) -> Vec<Item> {
@@ -99,7 +99,8 @@ fn charts_of(caption: &str, charts: Vec<Chart>) -> Item {
     Item::Charts(Charts { caption: caption.into(), legend: Vec::new(), charts })
 }
 
-/// What a case is of: `elapsed` of `elapsed, 256 MiB, records of …`, if it is of a series.
+/// Quantity and series of a case: `elapsed` of `elapsed, 256 MiB, records of …`; `None` without a
+/// series.
 fn split(case: &str) -> Option<(&str, Series)> {
     let (what, series) = case.split_once(", ")?;
     Some((what, series.parse().ok()?))
@@ -111,7 +112,7 @@ fn sums(table: &Table, systems: &[&str]) -> Vec<(String, Vec<Option<f64>>)> {
     let mut seen: Vec<(&str, &str)> = Vec::new();
     for row in table.figures(FILES).filter(|row| row.unit != "KiB/s") {
         let Some((what, _)) = split(&row.case) else { continue };
-        // A row a run; the median of all of them counts once.
+        // Each run has a row; the median of all counts once.
         if seen.contains(&(&row.system, &row.case)) {
             continue;
         }
@@ -130,7 +131,7 @@ fn sums(table: &Table, systems: &[&str]) -> Vec<(String, Vec<Option<f64>>)> {
     all
 }
 
-/// Throughput by the size of records, a group of charts a size of files.
+/// Throughput over the size of records, a group of charts for each file size.
 fn speeds(table: &Table) -> Vec<Item> {
     let found = gather(table, FILES);
     let mut files: Vec<u64> = found.iter().map(|speeds| speeds.file_mib).collect();

@@ -1,4 +1,4 @@
-//! zcache: the nine IOzone tests on a file as large as the memory, without a read cache and with.
+//! zcache: the nine IOzone tests on a file as large as the memory, with and without a read cache.
 
 use super::{Given, Many, Measured, Source, iozone};
 use crate::report::Target::AtLeast;
@@ -9,7 +9,7 @@ use crate::summary::model::{Cell, Chart, Charts, Figure, Grid, Item};
 use crate::summary::series::{Speeds, charts, cpu, gather};
 use crate::workload::iozone::TESTS;
 
-/// The document and ours.
+/// The document, and ztier's figures.
 pub const SOURCE: Source = Source {
     id: "zcache",
     title: "Read cache below a file system",
@@ -33,7 +33,7 @@ const BARE: &str = "without ztier";
 const CACHE: &str = "with ztier";
 const LOG: &str = "with ztier and a log";
 
-/// With ztier ÷ without, averages over sizes of records.
+/// With ztier ÷ without, means over sizes of records.
 const MAIN: [Wanted; 10] = [
     wanted("write", "write, with ÷ without", AtLeast(1.02), Some(1.02)),
     wanted("rewrite", "rewrite, with ÷ without", AtLeast(2.52), Some(2.52)),
@@ -51,9 +51,9 @@ const TEXTS: [(&str, &str); 3] = [
     ("miss_elapsed_vs_bare", "a miss, time ÷ that of the disk (a model of 7200 rpm) alone"),
     ("default_vs_best_least", "hits ÷ those of the best policy: the least of all traces"),
 ];
-/// One of each trace.
+/// One ratio for each trace.
 const POLICIES: Many = Many { what: "hits ÷ those of the best policy", end: "_vs_best" };
-/// Averages as the source states them, KB a second.
+/// Means as the source states them, in KB a second.
 const STATED: [(f64, f64); 9] = [
     (83_644.0, 85_031.0),
     (33_051.0, 83_320.0),
@@ -99,7 +99,7 @@ fn items(given: Given<'_>) -> Vec<Item> {
     items
 }
 
-/// What files there are here, to be said after the source's.
+/// File sizes of this run, to follow those of the source.
 fn sizes(found: &[Speeds]) -> String {
     let mut all: Vec<u64> = found.iter().map(|speeds| speeds.file_mib).collect();
     all.sort_unstable();
@@ -108,7 +108,7 @@ fn sizes(found: &[Speeds]) -> String {
     if all.is_empty() { String::new() } else { format!(", here on {} MiB", all.join(" and ")) }
 }
 
-/// The tests with data that shrinks less.
+/// The tests with less compressible data.
 fn other_data(table: &Table) -> Vec<Item> {
     let mut items = Vec::new();
     for section in table.sections() {
@@ -135,7 +135,7 @@ fn verbatim(without: &Speeds, with: &Speeds, found: &[Speeds]) -> Item {
     Item::More("All of it as IOzone prints it, KiB/s".into(), all)
 }
 
-/// A chart a trace: hits by the size of the cache, a line a policy.
+/// A chart for each trace: hits over the size of the cache, a line for each policy.
 fn policies(table: &Table, section: &str) -> Option<Item> {
     let systems = table.systems(section);
     let mut traces: Vec<(&str, Vec<&str>)> = Vec::new();
@@ -172,7 +172,7 @@ fn theirs() -> (Speeds, Speeds) {
     (of("source, without zcache", WITHOUT), of("source, with zcache", WITH))
 }
 
-/// The source's comparison, with ours and a log beside it.
+/// The source's comparison, with ztier and a log beside it.
 fn averages(table: Option<&Table>) -> Grid {
     let found = table.map_or(Vec::new(), |table| gather(table, NINE));
     let mut grid = Grid::new(
@@ -220,14 +220,14 @@ fn averages(table: Option<&Table>) -> Grid {
     grid
 }
 
-/// A chart a test.
+/// A chart for each test.
 fn lines<const N: usize>(caption: &str, sources: [&Speeds; N], found: &[Speeds]) -> Item {
     let all: Vec<&Speeds> = sources.into_iter().chain(found).collect();
     let (legend, charts) = charts(&all);
     Item::Charts(Charts { caption: caption.into(), legend, charts })
 }
 
-/// What the source left to be done: other limits of a pool.
+/// The work that the source left open: other limits of a pool.
 fn sweep(table: &Table) -> Vec<Item> {
     let limits = table.systems("sweep");
     if limits.is_empty() {
@@ -283,7 +283,7 @@ const WITHOUT: &str = "\
 1048576  4096 82397 32363 74860 75167 111522 43053 141978 56101 106958
 1048576  8192 83243 33081 74453 75310 103258 41675 154065 63781 133428
 1048576 16384 82272 35016 75297 75820 106463 45219 151327 59112 126241";
-/// The same with it.
+/// With zcache, in the same columns.
 const WITH: &str = "\
 1048576     4 81631 82966 170791 182281  70232  3767 315319 45913 236752
 1048576     8 83628 84875 178837 180704 122548  3974 258612 34192  58622
@@ -311,7 +311,7 @@ mod tests {
                 let average = speeds.average(test).unwrap_or_default();
                 assert!((average - stated).abs() <= 1.0, "{}: {average}", TESTS[test]);
             }
-            // Its ratios are cut or rounded to two digits.
+            // The source's ratios are truncated or rounded to two digits.
             let ratio = stated.1 / stated.0;
             assert!((ratio - MAIN[test].source.unwrap_or_default()).abs() < 0.011, "{ratio}");
         }

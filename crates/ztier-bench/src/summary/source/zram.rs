@@ -1,5 +1,5 @@
-//! zram: IOzone's tests on ext4 while the page cache is dropped, and what else a compressed RAM
-//! disk is measured by.
+//! zram: IOzone's tests on ext4 while the page cache is dropped, and further measurements of a
+//! compressed RAM disk.
 
 use super::{Given, Measured, Source, figure, iozone};
 use crate::report::Target::{AtLeast, AtMost, None as No};
@@ -12,7 +12,7 @@ use crate::summary::model::{Cell, Charts, Figure, Grid, Item};
 use crate::summary::series::{Speeds, charts, cpu, gather};
 use crate::workload::iozone::TESTS;
 
-/// The document and ours.
+/// The document, and ztier's figures.
 pub const SOURCE: Source = Source {
     id: "zram",
     title: "Compressed RAM disk",
@@ -154,7 +154,8 @@ fn items(given: Given<'_>) -> Vec<Item> {
     let mut items = vec![Item::Grid(ratios("Ours beside the rivals", table, &MAIN))];
     let sources = theirs();
     let found = table.map_or(Vec::new(), |table| gather(table, SECTION));
-    // The source's charts are of one size of files; ours are the first data and the first access.
+    // The source's charts are for one file size; ztier's are for the first data and the first
+    // access.
     let first = |speeds: &&Speeds| found.first().is_some_and(|f| f.about == speeds.about);
     let files = found.iter().filter(first).map(|speeds| speeds.file_mib);
     let file = files.min().unwrap_or(0);
@@ -175,7 +176,7 @@ fn items(given: Given<'_>) -> Vec<Item> {
     items
 }
 
-/// Averages and charts of the nine tests, and what has to be said of ours where there are some.
+/// Means and charts of the nine tests, and notes on ztier's if there are some.
 fn nine(sources: &[Speeds; 4], ours: &[&Speeds], here: &str) -> Vec<Item> {
     let mut items = vec![Item::Heading("IOzone’s nine tests".into())];
     items.push(Item::Grid(averages(sources, ours, here)));
@@ -200,7 +201,7 @@ fn nine(sources: &[Speeds; 4], ours: &[&Speeds], here: &str) -> Vec<Item> {
     items
 }
 
-/// The sections of a table but for some.
+/// The sections of a table, without those in `but`.
 pub fn sections(table: &Table, but: &[&str]) -> Vec<Item> {
     let wanted = table.sections().into_iter().filter(|section| !but.contains(section));
     wanted.flat_map(|section| figures(table, section, &title(section))).collect()
@@ -221,7 +222,7 @@ fn title(section: &str) -> String {
     text.to_owned()
 }
 
-/// In a machine of our own, beside what its kernel has.
+/// In a virtual machine, compared with its kernel's devices.
 fn inside(given: Given<'_>) -> Vec<Item> {
     let mut items =
         vec![Item::Heading("In a virtual machine, by ublk, beside what its kernel has".into())];
@@ -288,7 +289,7 @@ fn averages(sources: &[Speeds; 4], ours: &[&Speeds], here: &str) -> Grid {
     Grid { caption, head, rows }
 }
 
-/// Charts of other files, data and ways of access.
+/// Charts for other files, data and ways of access.
 fn others(found: &[Speeds], shown: &[&Speeds]) -> Vec<Item> {
     let mut groups: Vec<(String, Vec<&Speeds>)> = Vec::new();
     for speeds in found {
@@ -357,7 +358,7 @@ const RAM_DISK: &str = "\
 2097152  4096 379787 357786 486780 599601 595327 328224  624011 353998 527587
 2097152  8192 378041 359126 567922 524867 476484 356595  607510 367276 576345
 2097152 16384 370599 361646 608814 598262 590169 367291  531728 363478 563297";
-/// The same of zram.
+/// zram, in the same columns.
 const ZRAM: &str = "\
 1048576    64 226178 255617  479036  460596 2244167 193102  905992 230000 1111346
 1048576   128 274232 230013  578938 2271981  269776 170376 2232842 221372 2251926
@@ -388,7 +389,7 @@ mod tests {
         assert!(!format!("{none:?}").to_lowercase().contains("here "), "{none:?}");
         let ours = Speeds::of_source("ours", 1024, ZRAM);
         let some = nine(&theirs(), &[&ours], ", here on 1024 MiB (kept, 2:1)");
-        // A table of CPU use comes with ours.
+        // ztier's results add a table of CPU use.
         assert_eq!((none.len(), some.len()), (4, 5));
     }
 

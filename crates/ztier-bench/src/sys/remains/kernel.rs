@@ -1,7 +1,7 @@
-//! What the kernel says of mounts, loop devices, swap and control groups.
+//! The kernel's tables of mounts, loop devices, swap and control groups.
 //!
-//! Invariant: everything is read from tables in `/proc` and `/sys`, which nothing can hold up; what
-//! can't be read is not there.
+//! Invariant: all data comes from tables in `/proc` and `/sys`, whose reads cannot block; an
+//! unreadable entry counts as absent.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 
 const BLOCK: &str = "/sys/block";
 
-/// Something that is mounted.
+/// A mount.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// Where.
+    /// Mount point.
     pub point: PathBuf,
-    /// Its type, with the subtype of FUSE.
+    /// File system type, with the subtype of FUSE.
     pub kind: String,
     /// The device, or any text.
     source: PathBuf,
@@ -31,7 +31,7 @@ impl Mount {
 pub struct Loop {
     /// The device.
     pub device: PathBuf,
-    /// The file that it shows, as the kernel names it.
+    /// The backing file, as the kernel names it.
     pub backing: PathBuf,
 }
 
@@ -52,13 +52,13 @@ fn mount(line: &str) -> Option<Mount> {
     })
 }
 
-/// A path as the kernel writes it in tables: blanks as octal numbers.
+/// Decodes a path from the kernel's tables, which have blanks as octal numbers.
 fn unescaped(text: &str) -> PathBuf {
     let known = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     known.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to)).into()
 }
 
-/// All loop devices that show a file.
+/// All loop devices with a backing file.
 pub fn loops() -> Vec<Loop> {
     let of = |name: String| {
         let text = fs::read_to_string(Path::new(BLOCK).join(&name).join("loop/backing_file"));
@@ -74,7 +74,7 @@ fn devices(kind: &str) -> Vec<String> {
     names.filter(|name| name.starts_with(kind)).collect()
 }
 
-/// What the kernel swaps to.
+/// The swap devices and files.
 pub fn swaps() -> Vec<PathBuf> {
     let text = fs::read_to_string("/proc/swaps").unwrap_or_default();
     let first = |line: &str| line.split_whitespace().next().map(unescaped);
@@ -93,7 +93,7 @@ pub fn unused_zram() -> Vec<String> {
     devices("zram").into_iter().filter(|name| holds_data(name) && !is_used(name)).collect()
 }
 
-/// The control groups in which this process could make its own: its own and those above it.
+/// The control groups in which this process could make its own groups: its own and all above it.
 pub fn groups() -> BTreeSet<PathBuf> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let paths: Vec<&Path> =

@@ -1,9 +1,9 @@
-//! What runs that were killed have left on the machine is taken away, or named.
+//! Removes leftovers of killed runs, or names them.
 //!
-//! Invariants: only what has a name of this program's, with the id of a process that is gone, is
-//! touched, and of files only this user's; what uses something goes before it: swap, file systems,
-//! volumes, devices, files. Where that fails, the rest of that run stays. Nothing waits without a
-//! bound: mounts are known from the kernel's table, and no path is looked at below one.
+//! Invariants: this module only touches what has a name of this program with the id of a dead
+//! process, and only this user's files. Users of a resource go before it: swap, file systems,
+//! volumes, devices, files. Where one step fails, the rest of that run stays. Every wait has a
+//! limit: mounts are known from the kernel's table, and no path below one is accessed.
 
 mod kernel;
 mod names;
@@ -20,19 +20,19 @@ use std::time::Duration;
 use ztier::error::{Context, Error, Result};
 use ztier::export::Leftover;
 
-/// Where files go that are too large for memory.
+/// Directory for files that are too large for memory.
 const LARGE: &str = "/var/tmp";
 const LIMIT: Duration = Duration::from_secs(30);
-/// Reading swap back from a slow disk takes its time.
+/// Reading swap back from a slow disk takes this long at most.
 const SWAP_LIMIT: Duration = Duration::from_secs(300);
 
-/// A volume that was left: the run that made it, its name, and whether it is gone now.
+/// A leftover volume: the run that made it, its name, and the result of its removal.
 pub type Volume = (u32, String, Result<()>);
-/// Takes down the volumes of runs that are gone; it is told which of them are known to have had
-/// some.
+/// Takes down the volumes of dead runs; its argument has the runs that are known to have had
+/// volumes.
 pub type Down<'a> = &'a dyn Fn(&BTreeSet<u32>) -> Vec<Volume>;
 
-/// Takes away what is left, and says so.
+/// Removes leftovers, and reports them.
 pub fn clear(down: Down<'_>) {
     clear_in(&[LARGE.into(), std::env::temp_dir()], down).say();
     for device in kernel::unused_zram() {
@@ -43,7 +43,7 @@ pub fn clear(down: Down<'_>) {
     }
 }
 
-/// What was found.
+/// The leftovers.
 #[derive(Default)]
 struct Tally {
     gone: Vec<String>,
@@ -51,7 +51,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// Whether it is gone.
+    /// Notes a removal; returns whether it succeeded.
     fn note(&mut self, what: String, done: Result<()>) -> bool {
         let ok = done.is_ok();
         match done {
@@ -72,7 +72,7 @@ impl Tally {
 fn clear_in(dirs: &[PathBuf], down: Down<'_>) -> Tally {
     let (mut places, mut tally) = (Places::new(dirs), Tally::default());
     swap_off(&mut places, &mut tally);
-    // A file system on a device of the run; what devices are on comes later.
+    // File systems on devices of the run; those that hold the devices come later.
     unmount(&places, &mut tally, |mount| !mount.is_fuse() && mount.kind != "tmpfs");
     for (run, name, done) in down(&places.with_volumes()) {
         if !tally.note(format!("volume {name}"), done) {
@@ -81,7 +81,7 @@ fn clear_in(dirs: &[PathBuf], down: Down<'_>) -> Tally {
     }
     for Mount { point, .. } in kernel::mounts().into_iter().filter(Mount::is_fuse) {
         if places.left(&point).is_some() {
-            // Its server is dead: this ends its requests and detaches its loop device.
+            // Its server is dead: the unmount ends its requests and detaches its loop device.
             let mount = Leftover::Mount(point);
             tally.note(mount.describe(), mount.remove());
         }
@@ -103,13 +103,13 @@ fn clear_in(dirs: &[PathBuf], down: Down<'_>) -> Tally {
     tally
 }
 
-/// The loop devices on files of runs that are gone.
+/// The loop devices on files of dead runs.
 fn loops(places: &Places) -> Vec<(u32, Loop)> {
     let all = kernel::loops().into_iter();
     all.filter_map(|one| Some((places.left(&one.backing)?, one))).collect()
 }
 
-/// Ends swap on what is left; what has it still is spared.
+/// Ends swap on leftovers; a run whose swap stays is spared.
 fn swap_off(places: &mut Places, tally: &mut Tally) {
     let loops = loops(places);
     for path in kernel::swaps() {
@@ -122,7 +122,7 @@ fn swap_off(places: &mut Places, tally: &mut Tally) {
     }
 }
 
-/// Unmounts what is left and wanted, the last first: it may be on what was mounted before.
+/// Unmounts the wanted leftovers, the last first: it may be on an earlier one.
 fn unmount(places: &Places, tally: &mut Tally, wanted: fn(&Mount) -> bool) {
     for mount in kernel::mounts().iter().rev().filter(|mount| wanted(mount)) {
         let point = &mount.point;
@@ -135,7 +135,7 @@ fn unmount(places: &Places, tally: &mut Tally, wanted: fn(&Mount) -> bool) {
     }
 }
 
-/// Whether it was there and this user's.
+/// Removes a file; returns whether it existed and belonged to this user.
 fn remove(path: &Path) -> Result<bool> {
     if kernel::mounts().iter().any(|mount| mount.point.starts_with(path)) {
         return Err(Error::failure("something is mounted there").hint("unmount and remove it"));
@@ -154,7 +154,7 @@ fn remove(path: &Path) -> Result<bool> {
     }
 }
 
-/// Removes the control groups of runs that are gone; the kernel keeps those that have processes.
+/// Removes the control groups of dead runs; the kernel keeps groups with processes.
 fn remove_groups(dir: &Path, tally: &mut Tally) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name();

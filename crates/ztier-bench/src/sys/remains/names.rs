@@ -1,17 +1,17 @@
-//! Names that only this program gives, and which runs they are of.
+//! Names that only this program uses, and the runs that they belong to.
 //!
-//! Invariant: a run is only taken for gone if no process has its id, or another program does.
+//! Invariant: a run only counts as dead if no process has its id, or a process of another program.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// How everything that this program makes begins; the id of the process follows.
+/// Prefix of all names that this program makes; the process id follows.
 const PREFIX: &str = "ztier-bench-";
-/// How the directory of each volume of a run ends.
+/// Suffix of the directory of each volume of a run.
 const STATE: &str = "-state";
 
-/// The process that has given this name.
+/// The process id in a name.
 pub fn run_of(name: &str) -> Option<u32> {
     let rest = name.strip_prefix(PREFIX)?;
     let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
@@ -19,10 +19,10 @@ pub fn run_of(name: &str) -> Option<u32> {
     if rest.is_empty() || rest.starts_with(['-', '.']) { id.parse().ok() } else { None }
 }
 
-/// Whether no process of this program has the id, which another may have by now.
+/// Whether no process of this program has the id, which another program may have reused.
 pub fn is_gone(id: u32) -> bool {
     match std::fs::read_link(format!("/proc/{id}/exe")) {
-        // Tests of this program make the same things; theirs has the other name.
+        // Tests of this program make the same things, under the other program name.
         Ok(path) => {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             !["ztier-bench", "ztier_bench"].iter().any(|own| name.starts_with(own))
@@ -31,33 +31,33 @@ pub fn is_gone(id: u32) -> bool {
     }
 }
 
-/// Where runs leave things, but for runs that are spared.
+/// Directories where runs leave files, except those of spared runs.
 pub struct Places {
     dirs: Vec<PathBuf>,
     spared: BTreeSet<u32>,
 }
 
 impl Places {
-    /// Those of these directories that exist, as the kernel names them.
+    /// The existing ones of these directories, as the kernel names them.
     pub fn new(dirs: &[PathBuf]) -> Self {
         let dirs: BTreeSet<PathBuf> =
             dirs.iter().filter_map(|dir| std::fs::canonicalize(dir).ok()).collect();
         Self { dirs: dirs.into_iter().collect(), spared: BTreeSet::new() }
     }
 
-    /// From now on nothing of this run counts: something else needs it.
+    /// Spares a run from now on: something else needs its files.
     pub fn spare(&mut self, id: u32) {
         self.spared.insert(id);
     }
 
-    /// The run that is gone and has left this path, or what it is in.
+    /// The dead run that has left this path, or a directory above it.
     pub fn left(&self, path: &Path) -> Option<u32> {
         let first = |dir: &PathBuf| path.strip_prefix(dir).ok()?.components().next();
         let name = self.dirs.iter().find_map(first)?;
         self.run(name.as_os_str().to_str()?)
     }
 
-    /// What runs that are gone have left. Nothing of it is looked at: that might take for ever.
+    /// Leftovers of dead runs. None of them is accessed: that might block for ever.
     pub fn entries(&self) -> Vec<(u32, PathBuf)> {
         let all =
             self.dirs.iter().filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten();
@@ -66,7 +66,7 @@ impl Places {
         all.filter_map(of).collect()
     }
 
-    /// The runs that are gone and had volumes.
+    /// The dead runs that had volumes.
     pub fn with_volumes(&self) -> BTreeSet<u32> {
         let is_state = |path: &Path| path.to_string_lossy().ends_with(STATE);
         let entries = self.entries().into_iter();
@@ -105,7 +105,7 @@ mod tests {
         let own = std::process::id();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let other = child.id();
-        // It has the id, and is no bench, as soon as it has become the other program.
+        // The id belongs to another program as soon as the process has executed that program.
         while !is_gone(other) {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }

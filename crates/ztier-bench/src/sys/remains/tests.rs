@@ -1,4 +1,4 @@
-//! What is left of a process that was killed, and what of that is left afterwards.
+//! Leftovers of a killed process, and the absence of leftovers after the cleanup.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -14,7 +14,7 @@ fn nothing(_: &BTreeSet<u32>) -> Vec<Volume> {
     Vec::new()
 }
 
-/// A file in memory, as large as a test needs.
+/// Size of a file in memory, large enough for the tests.
 const BYTES: u64 = 16 << 20;
 
 #[test]
@@ -67,7 +67,7 @@ fn what_a_volume_that_stays_needs_stays() {
     assert_eq!(tally.stays, [expected]);
 }
 
-/// Where there can be none of this, there is nothing to take away.
+/// Where none of these exist, there is nothing to remove.
 #[test]
 fn mounts_and_devices_of_who_was_killed_go() {
     let test = "sys::remains::tests::mounts_and_devices_of_who_was_killed_go";

@@ -1,8 +1,8 @@
 //! The nine IOzone tests of the source on an ext4, for each system in turn.
 //!
-//! A series (one file size, one record size, nine tests) runs in a process of its own: a device
-//! that fails a read of a mapped page kills it with SIGBUS, and the run must survive that to say
-//! so.
+//! A series (one file size, one record size, nine tests) runs in a separate process: a device that
+//! fails a read of a mapped page kills the process with SIGBUS, and the run must survive that to
+//! report it.
 
 mod tests;
 
@@ -23,9 +23,9 @@ use std::time::Duration;
 use ztier::error::{Context as _, Error, Result};
 
 const SECTION: &str = "iozone";
-/// The source's device.
+/// Size of the source's device.
 pub const DEVICE_BYTES: u64 = 3 << 30;
-/// Longer than any series on a working device takes.
+/// Limit on the time of a series: longer than any takes on a working device.
 pub const SERIES_LIMIT: Duration = Duration::from_secs(900);
 /// The tests, in the order of the table's columns.
 pub const TESTS: [&str; 9] = [
@@ -40,35 +40,35 @@ pub const TESTS: [&str; 9] = [
     "stride read",
 ];
 
-/// One test of a series.
+/// The result of one test of a series.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Figure {
     /// KiB a second.
     pub kib_per_second: f64,
-    /// CPU time of the test (user + system), percent.
+    /// CPU time of the test (user + system), in percent.
     pub cpu_own_percent: f64,
-    /// Busy time of the machine, percent of one CPU.
+    /// Busy time of the machine, in percent of one CPU.
     pub cpu_machine_percent: f64,
-    /// What the disk read and wrote meanwhile, where that is counted.
+    /// Traffic of the disk during the test, where that is counted.
     pub disk: Option<Moved>,
 }
 
-/// What a series found.
+/// The results of a series.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Its tests, in order.
+    /// The figures of its tests, in order.
     pub figures: Vec<Figure>,
     /// Wall time of all of them.
     pub elapsed_s: f64,
-    /// What they cost.
+    /// Resources that they used.
     pub cost: Cost,
 }
 
 impl Outcome {
-    /// Those of all nine tests.
+    /// The figures of all nine tests.
     ///
     /// # Errors
-    /// Fewer ran.
+    /// Fewer tests ran.
     pub fn nine(self) -> Result<[Figure; 9]> {
         let found = self.figures.len();
         let wrong = |_| Error::failure(format!("a series has {found} figures, not nine"));
@@ -76,12 +76,13 @@ impl Outcome {
     }
 }
 
-/// Where a series runs.
+/// The environment of a series.
 #[derive(Clone, Debug, Default)]
 pub struct Place {
-    /// The directory that its file is in.
+    /// The directory of its file.
     pub dir: PathBuf,
-    /// The file of a control group that takes process ids; the data of a series is made before.
+    /// The file for process ids of a control group; the data of a series is made before the process
+    /// joins it.
     pub join: Option<PathBuf>,
     /// The block device whose traffic is counted.
     pub disk: Option<PathBuf>,
@@ -94,8 +95,7 @@ pub fn full_plan() -> Vec<(u64, usize)> {
     files.iter().flat_map(|&file| records.clone().map(move |record| (file, record))).collect()
 }
 
-/// A system that is up, with its file system, and what it reached. The mount goes before the
-/// device.
+/// A running system with its file system and results. The mount is dropped before the device.
 struct Contender {
     system: System,
     fs: Ext4,
@@ -104,17 +104,18 @@ struct Contender {
     lines: Vec<[String; 3]>,
 }
 
-/// File and record sizes that are enough to see what other data or another access changes.
+/// File and record sizes that suffice to show the effect of other data or another access.
 fn short_plan() -> Vec<(u64, usize)> {
     [64 << 10, 1 << 20, 16 << 20].map(|record| (1 << 30, record)).into()
 }
 
-/// What a small machine has room and time for.
+/// File and record sizes for a small machine.
 fn small_plan() -> Vec<(u64, usize)> {
     [64 << 10, 1 << 20, 16 << 20].map(|record| (192 << 20, record)).into()
 }
 
-/// Runs the section: all sizes with the first data and the first access, fewer with the others.
+/// Runs the section: all sizes with the first data and the first access, fewer sizes with the
+/// others.
 pub fn run(context: &mut Context) -> Result<()> {
     let quick = vec![(64 << 20, 64 << 10), (64 << 20, 1 << 20)];
     let mut contenders = Vec::new();
@@ -124,7 +125,7 @@ pub fn run(context: &mut Context) -> Result<()> {
                 context.report.note(SECTION, system.name(), contender.disk.about());
                 contenders.push(contender);
             }
-            // Without ours there is nothing to compare.
+            // Without ztier there is nothing to compare.
             Err(e) if system == System::Ztier => return Err(e),
             Err(e) => context.report.missing(SECTION, system.name(), e),
         }
@@ -179,7 +180,8 @@ fn round(context: &mut Context, contenders: &mut [Contender], series: Series) ->
     Ok(())
 }
 
-/// Geometric means over all tests of the first data; a target only where the export could meet it.
+/// Geometric means over all tests of the first data; with a target only where the export could meet
+/// it.
 fn ratios(context: &mut Context, contenders: &[Contender]) {
     let Some((ours, rivals)) = contenders.split_first() else { return };
     let over_ublk = super::over_ublk(ours.disk.path());
@@ -193,10 +195,10 @@ fn ratios(context: &mut Context, contenders: &[Contender]) {
     }
 }
 
-/// Runs a series in a process of its own.
+/// Runs a series in a separate process.
 ///
 /// # Errors
-/// An I/O error, also in a mapped page; wrong data; it takes longer than `limit`.
+/// An I/O error, also in a mapped page; wrong data; the series takes longer than `limit`.
 pub fn in_child(place: &Place, series: Series, limit: Duration) -> Result<Outcome> {
     let own = std::env::current_exe().context("cannot find out where this program is")?;
     let mut args = vec!["iozone-series".to_owned()];
@@ -225,13 +227,13 @@ pub fn in_child(place: &Place, series: Series, limit: Duration) -> Result<Outcom
     serde_json::from_str(&text).context("cannot read the figures of a series")
 }
 
-/// The child's side: figures as JSON on standard output.
+/// Runs in the child: prints figures as JSON on standard output.
 pub fn child(place: &Place, series: Series) -> Result<()> {
     // If the parent is killed, no process waits for the figures.
     rustix::process::set_parent_process_death_signal(Some(Signal::TERM))
         .context("cannot tie a series to its run")?;
-    // Where swap is compared, as little data of the load's own as IOzone has, and none of it is
-    // what goes to swap.
+    // Where swap is compared, the load has as little data of its own as IOzone, and none of it is
+    // swapped.
     let bytes = if series.four { series.record_bytes } else { POOL_BYTES };
     let mut pool = Pool::build(series.kind, bytes, SEED)?;
     if series.four {
@@ -246,7 +248,7 @@ pub fn child(place: &Place, series: Series) -> Result<()> {
     Ok(())
 }
 
-/// The command line that IOzone would be given for this.
+/// IOzone's command line for this mode.
 fn command_line(mode: Mode) -> &'static str {
     match mode {
         Mode::Mmap => {

@@ -1,9 +1,9 @@
-//! IOzone's nine tests on one file, record by record, with every record checked as it is read.
+//! IOzone's nine tests on one file, record by record; every read checks its record.
 //!
-//! Access is IOzone's: `mmap` with `msync(MS_SYNC)` of each record that was written (`-B -G`),
-//! `mmap` without (`-B`), or plain `pwrite`/`pread` with an `fsync` inside the time (`-e`). What
-//! differs: the data (see [`crate::data`]), and the eight bytes a block that are compared while a
-//! record is read. After the tests the whole file is compared, outside all times.
+//! Access is as in IOzone: `mmap` with `msync(MS_SYNC)` of each written record (`-B -G`), `mmap`
+//! without (`-B`), or plain `pwrite`/`pread` with an `fsync` inside the measured time (`-e`). The
+//! differences: the data (see [`crate::data`]), and eight bytes a block that each read compares.
+//! After the tests the whole file is compared, outside all measured times.
 
 use super::{Figure, Outcome, Place};
 use crate::data::{Kind, Pool, RECORD_MAX, Rng, check_stamps};
@@ -20,12 +20,13 @@ use std::str::FromStr;
 use std::time::Instant;
 use ztier::error::{Context, Error, Result};
 
-/// Records that a stride read goes forward.
+/// Records that a strided read advances.
 const STRIDE: u64 = 17;
-/// Strided records a random one of a sample. A random sample tells of the whole file; strides that
-/// ended early would tell only of its beginning, of which the test before left more in the cache.
+/// Strided records for each random one of a sample. A random sample represents the whole file;
+/// strides that end early represent only its beginning, of which the test before left more in the
+/// cache.
 pub const STRIDES: u64 = 4;
-/// Generations of data, one a writing test.
+/// Generations of data, one for each writing test.
 const WRITE: u32 = 1;
 const REWRITE: u32 = 2;
 const RANDOM_WRITE: u32 = 3;
@@ -70,11 +71,11 @@ pub struct Series {
     pub mode: Mode,
     /// Its data.
     pub kind: Kind,
-    /// Records that the tests in random order touch at most; strides touch [`STRIDES`] times as
-    /// many. Writes of such a part are synced within the time, because the page cache might take
-    /// all of them.
+    /// Limit on the records that tests in random order touch; strides touch [`STRIDES`] times as
+    /// many. Writes of such a part are synced within the measured time, because the page cache
+    /// might hold all of them.
     pub sample: u64,
-    /// Only the first four tests, with the kernel told that all of the file will be needed
+    /// Only the first four tests, with advice to the kernel that all of the file will be needed
     /// (IOzone's `-i 0 -i 1 -+A 4`).
     pub four: bool,
 }
@@ -83,7 +84,7 @@ impl Series {
     /// Checks the sizes.
     ///
     /// # Errors
-    /// They do not fit together.
+    /// The sizes do not fit together.
     pub fn new(file_bytes: u64, record_bytes: usize, mode: Mode, kind: Kind) -> Result<Self> {
         let whole = record_bytes > 0 && record_bytes.is_multiple_of(ztier::BLOCK_SIZE);
         if !whole || record_bytes > RECORD_MAX || !file_bytes.is_multiple_of(record_bytes as u64) {
@@ -95,7 +96,7 @@ impl Series {
         Ok(Self { file_bytes, record_bytes, mode, kind, sample: u64::MAX, four: false })
     }
 
-    /// Its records.
+    /// Number of its records.
     pub fn records(&self) -> u64 {
         self.file_bytes / self.record_bytes as u64
     }
@@ -108,7 +109,7 @@ impl fmt::Display for Series {
     }
 }
 
-/// As it is displayed; what a text does not say is as [`Series::new`] has it.
+/// Parses the displayed form; missing parts are as in [`Series::new`].
 impl FromStr for Series {
     type Err = Error;
 
@@ -129,10 +130,10 @@ impl FromStr for Series {
     }
 }
 
-/// Runs the nine tests on a new file, which is removed afterwards.
+/// Runs the tests of a series on a new file, which is removed afterwards.
 ///
 /// # Errors
-/// An I/O error; a record that reads back as something else than was written.
+/// An I/O error; a record that reads back differently.
 pub fn run(place: &Place, series: Series, pool: &mut Pool) -> Result<Outcome> {
     let path = place.dir.join("iozone.tmp");
     let _removed = Removed(path.clone());
@@ -157,7 +158,7 @@ pub fn run(place: &Place, series: Series, pool: &mut Pool) -> Result<Outcome> {
     let (before, begun) = (Cost::own()?, Instant::now());
     let figures = if series.four { runner.four_tests()? } else { runner.nine_tests()?.into() };
     let (elapsed_s, cost) = (begun.elapsed().as_secs_f64(), Cost::own()?.since(before));
-    // Where a table compares times, the eight bytes a block have to do.
+    // Where a table compares times, the eight bytes a block suffice.
     if !series.four {
         runner.compare_all()?;
     }
@@ -179,11 +180,11 @@ struct Runner<'a> {
     held: Vec<u32>,
     buf: AlignedBuf,
     pool: &'a mut Pool,
-    /// Whose traffic is counted.
+    /// The disk whose traffic is counted.
     disk: Option<&'a Path>,
 }
 
-/// An open way to the file.
+/// An open file in one of the modes.
 enum Access<'a> {
     Mmap(MappedFile),
     Plain(&'a File),
@@ -270,8 +271,9 @@ impl Runner<'_> {
     }
 
     /// Drops the file's pages from the page cache. The machine of 2010 took seconds for a test, so
-    /// that dropping the cache once a second sent its reads to the device; today a test may be over
-    /// sooner. Each reading test starts without cached pages instead; the drops go on beside it.
+    /// that dropping the cache once a second sent its reads to the device; today a test may end
+    /// sooner. Therefore each reading test starts without cached pages; the drops continue beside
+    /// it.
     fn forget_cached(&self) -> Result<()> {
         self.file.sync_all().context("fsync of the test file")?;
         rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed)
@@ -295,10 +297,10 @@ impl Runner<'_> {
         })
     }
 
-    /// Every byte of the file against what was written last.
+    /// Compares every byte of the file with what was last written.
     fn compare_all(&mut self) -> Result<()> {
         let len = self.series.record_bytes;
-        // From the device, not from what was just written to the cache.
+        // From the device, not from the page cache.
         self.forget_cached()?;
         let access = open(&self.file, self.series)?;
         for (record, &generation) in self.held.iter().enumerate() {
@@ -337,9 +339,9 @@ fn read_record(access: &Access<'_>, offset: u64, buf: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// IOzone's order: every 17th record to the end, again from the second one, and so on, as many
-/// records as there are. (It turns back one record before the end, so the last one may be left
-/// out.)
+/// IOzone's order: every 17th record to the end, then from the second record on, and so on, as many
+/// records as the file has. (IOzone turns back one record before the end, so the last record may be
+/// left out.)
 fn strided(records: u64) -> Vec<u64> {
     let mut order = Vec::new();
     let (mut at, mut pass) = (0, 0);
@@ -418,13 +420,13 @@ mod unit {
         let mut runner = Runner { file, series, held, buf, pool: &mut pool, disk: None };
         runner.nine_tests().unwrap();
         runner.compare_all().unwrap();
-        // A byte in the middle of a block: only the comparison can see it.
+        // A byte in the middle of a block: only the full comparison can detect it.
         let mut byte = [0];
         other.read_exact_at(&mut byte, 70_000).unwrap();
         other.write_all_at(&[byte[0] ^ 1], 70_000).unwrap();
         let error = runner.compare_all().unwrap_err();
         assert!(error.to_string().contains("record 1 "), "{error}");
-        // A block of an older generation: a reading test sees it.
+        // A block of an older generation: a reading test detects it.
         let old = runner.pool.record(8192, REWRITE, 4096).to_vec();
         other.write_all_at(&old, 8192).unwrap();
         let error = runner.read(&[0]).unwrap_err();

@@ -1,8 +1,8 @@
-//! A drive in memory that keeps of each page only the lines that are not zeros: so that the headers
-//! and tables of a log of 100 GiB fit, when its payloads are nearly all zeros.
+//! A drive in memory that keeps only the nonzero lines of each page, so that the headers and tables
+//! of a log of 100 GiB fit if its payloads are nearly all zeros.
 //!
-//! It takes no time, but counts what is read, and what the reads would take a modelled drive.
-//! Invariants: what was written is read back; pages are written whole.
+//! The drive takes no time, but counts reads, and the time that they would take on a modelled
+//! drive. Invariants: reads return what was written; pages are written whole.
 
 use crate::model::{Model, Name, Nanos, Request};
 use std::cmp::Reverse;
@@ -10,28 +10,28 @@ use std::collections::BinaryHeap;
 use ztier::media::{ALIGN, Buffer, Drive, DriveError};
 use ztier::sync::Mutex;
 
-/// Reads under way at a time, of those that are asked together: as many as a file gets.
+/// Limit on the reads in flight, of those submitted together: as for a file.
 const DEPTH: usize = 16;
 const LINE: usize = 64;
-/// Bytes in a piece of memory; pages do not cross its end.
+/// Bytes in a piece of memory; a page does not cross its end.
 const PIECE: usize = 32 << 20;
-/// The most that a page takes: its mask, and all of its lines.
+/// Limit on the bytes of a page: its mask, and all of its lines.
 const PAGE_MAX: usize = 8 + ALIGN;
 
-/// What was read since [`Compact::count`].
+/// Reads since [`Compact::count`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reads {
-    /// Requests.
+    /// Number of requests.
     pub requests: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// What they take the modelled drive: one after the other, but for those that are asked
+    /// Time of the reads on the modelled drive: one after the other, except those submitted
     /// together.
     pub drive: Nanos,
 }
 
 impl Reads {
-    /// Reads that are asked together, [`DEPTH`] of them under way at a time.
+    /// Reads submitted together, with [`DEPTH`] of them in flight.
     fn serve(&mut self, model: &mut Model, reads: impl Iterator<Item = Request>) {
         let mut lanes: BinaryHeap<Reverse<Nanos>> =
             (0..DEPTH).map(|_| Reverse(self.drive)).collect();
@@ -52,7 +52,7 @@ impl Reads {
 
 #[derive(Default)]
 struct Lines {
-    /// Where each page is, plus one; 0: all zeros.
+    /// Position of each page, plus one; 0: all zeros.
     at: Vec<u64>,
     pieces: Vec<Vec<u8>>,
 }
@@ -81,7 +81,7 @@ impl Lines {
         self.at[page] = place as u64 + 1;
     }
 
-    /// Room for a page: where it was, if that is enough, or at the end.
+    /// Makes room for a page: in its old place if that is large enough, or at the end.
     fn place(&mut self, page: usize, len: usize) -> usize {
         if let Some(old) = (self.at[page] as usize).checked_sub(1) {
             let mask = self.mask(old);
@@ -119,17 +119,17 @@ impl Lines {
     }
 }
 
-/// The drive.
+/// A compact drive.
 pub struct Compact {
     size: u64,
-    /// Pages go by their group's lock; a log is written in order.
+    /// Pages use their group's lock; a log is written in order.
     lines: Mutex<Lines>,
     reads: Mutex<(Model, Reads)>,
     name: Name,
 }
 
 impl Compact {
-    /// An empty one of as many bytes, with reads that take as long as of `name`.
+    /// An empty drive of `size` bytes, with reads as slow as on the model `name`.
     pub fn new(size: u64, name: Name) -> Self {
         let at = vec![0; (size / ALIGN as u64) as usize];
         Self {
@@ -147,13 +147,13 @@ impl Compact {
         }
     }
 
-    /// Memory that its content takes, in bytes.
+    /// Bytes of memory that the content takes.
     pub fn kept_bytes(&self) -> u64 {
         let lines = self.lines.lock();
         (lines.pieces.len() * PIECE + lines.at.len() * 8) as u64
     }
 
-    /// What was read; begins to count anew, on an idle drive.
+    /// Returns the reads so far, and restarts the count on an idle drive.
     pub fn count(&self) -> Reads {
         let mut reads = self.reads.lock();
         let before = reads.1;

@@ -1,9 +1,9 @@
-//! The drives of a table: models, files made for it, or what the user names.
+//! The drives of a table: models, files made for it, or drives named by the user.
 //!
-//! Invariants: a drive that the user names is opened for us alone and refused if it holds anything
-//! known; nothing outside of the two drives and the made files is written; made files go with the
-//! guard. A model is new each time it is opened; the others keep what the run before left, so each
-//! log on them begins with an epoch that no log before had.
+//! Invariants: a drive named by the user is opened exclusively, and refused if it holds anything
+//! known. Only the two drives and the made files are written. The guard removes made files. A model
+//! is new each time it is opened; other drives keep the content of the run before, so each log on
+//! them begins with an epoch that no log before had.
 
 use super::SPAN;
 use crate::data::Rng;
@@ -19,14 +19,14 @@ use ztier::error::{Context as _, Error, Result};
 use ztier::log::read_superblock;
 use ztier::media::{Access, Buffer, Drive, DriveError, FileDrive, Ring, Signature};
 
-/// Requests in flight on a log's drive, as the product has them.
+/// Requests in flight on a log's drive, as in the product.
 const DEPTH: u32 = 32;
-/// Bytes from the beginning that can hold a superblock of a log or of a file system.
+/// Bytes at the beginning that can hold a superblock of a log or of a file system.
 const HEAD: u64 = 128 << 10;
-/// Where `--real` makes its files, unless told: by convention on a disk, and large.
+/// Default directory for the files of `--real`: by convention on a disk, and large.
 pub const REAL_DIR: &str = "/var/tmp";
 
-/// A drive as it is named.
+/// A drive as the user names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spec {
     /// `sim:…`.
@@ -58,20 +58,20 @@ impl fmt::Display for Spec {
     }
 }
 
-/// Where the drives of one role come from.
+/// The origin of the drives of one role.
 pub struct Source {
     spec: Spec,
-    /// Removed at the end.
+    /// Whether the file is removed at the end.
     made: bool,
-    /// Overwritten, or about to be.
+    /// Whether the drive is overwritten, or about to be.
     used: AtomicBool,
 }
 
 impl Source {
-    /// Drives as the user names them.
+    /// A drive named by the user.
     ///
     /// # Errors
-    /// One line: it does not exist, is in use, too small, or holds something.
+    /// One line: the drive does not exist, is in use, too small, or holds something.
     pub fn new(spec: Spec) -> Result<Self> {
         if let Spec::Path(path) = &spec {
             let drive = FileDrive::open(path, Access::Exclusive)?;
@@ -88,10 +88,10 @@ impl Source {
         Ok(Self { spec, made: false, used: AtomicBool::new(false) })
     }
 
-    /// A file in `dir`, each byte of it written once, so that later writes allocate nothing.
+    /// A file in `dir`, with each byte written once, so that later writes allocate nothing.
     ///
     /// # Errors
-    /// It can't be made, or takes more than half of what is free.
+    /// The file can't be made, or takes more than half of the free space.
     pub fn make(dir: &Path, what: &str, bytes: u64) -> Result<Self> {
         let path = dir.join(format!("ztier-bench-{}-{what}", std::process::id()));
         let stat = rustix::fs::statvfs(dir).context(format!("cannot look at {}", dir.display()))?;
@@ -106,7 +106,7 @@ impl Source {
         }
         let file =
             ztier::private::create_new(&path).context(format!("cannot make {}", path.display()))?;
-        // From here on the guard removes it.
+        // From here on the guard removes the file.
         let source = Self { spec: Spec::Path(path), made: true, used: AtomicBool::new(true) };
         let mut data = vec![0; 4 << 20];
         Rng::new(bytes).fill(&mut data);
@@ -126,7 +126,7 @@ impl Source {
         }
     }
 
-    /// The model, if it is one, of its first `most` bytes.
+    /// A model of the first `most` bytes, for a model.
     pub fn model(&self, most: u64) -> Option<Model> {
         match &self.spec {
             Spec::Model(name) => Some(Model::new(Name { size: name.size.min(most), ..*name })),
@@ -134,26 +134,26 @@ impl Source {
         }
     }
 
-    /// Takes off it what a run left.
+    /// Removes what a run left on the drive.
     ///
     /// # Errors
-    /// It can't be opened or written.
+    /// The drive can't be opened or written.
     pub fn clear(&self) -> Result<()> {
         self.path().map_or(Ok(()), empty)
     }
 
-    /// Opens its first `most` bytes.
+    /// Opens the first `most` bytes.
     ///
     /// # Errors
-    /// It can't be opened.
+    /// The drive can't be opened.
     pub fn open(&self, most: u64) -> Result<Opened> {
         self.open_ready(most, 0)
     }
 
-    /// The same, and a model has the memory for so many bytes already.
+    /// Opens the first `most` bytes; a model has the memory for `ready` of them already.
     ///
     /// # Errors
-    /// It can't be opened.
+    /// The drive can't be opened.
     pub fn open_ready(&self, most: u64, ready: u64) -> Result<Opened> {
         self.used.store(true, Ordering::Relaxed);
         Ok(match &self.spec {
@@ -193,7 +193,7 @@ impl Drop for Source {
     }
 }
 
-/// Leaves no log and no file system on a drive, so that it can be used again.
+/// Wipes logs and file systems from a drive, so that it can be used again.
 fn empty(path: &Path) -> Result<()> {
     let drive = FileDrive::open(path, Access::Exclusive)?;
     let head = Buffer::new(HEAD.min(drive.size()) as usize);
@@ -202,14 +202,14 @@ fn empty(path: &Path) -> Result<()> {
 
 /// The drives of a run.
 pub struct Drives {
-    /// The fast one.
+    /// The drive of the log.
     pub log: Source,
-    /// The slow one.
+    /// The backing store.
     pub backing: Source,
 }
 
 impl Drives {
-    /// What the volume of a run on them spans, at most the source's 16 GB.
+    /// Size of the volume of a run on these drives, at most the source's 16 GB.
     ///
     /// # Errors
     /// The backing store can't be opened.
@@ -218,24 +218,24 @@ impl Drives {
     }
 }
 
-/// A drive that is open.
+/// An open drive.
 pub struct Opened {
-    /// For requests one at a time.
+    /// For single requests.
     pub drive: Arc<dyn Drive>,
     file: Option<Arc<FileDrive>>,
 }
 
 impl Opened {
-    /// As the product asks it for many at once; `None` for models, which threads ask.
+    /// A ring for many requests, as in the product; `None` for models, which use threads.
     ///
     /// # Errors
-    /// The system gives no ring and no threads.
+    /// The system provides neither a ring nor threads.
     pub fn ring(&self) -> Result<Option<Ring>> {
         self.file.as_ref().map(|file| Ring::new(Arc::clone(file), DEPTH)).transpose()
     }
 }
 
-/// The beginning of a drive.
+/// The first part of a drive.
 struct First {
     drive: Arc<FileDrive>,
     size: u64,
@@ -304,7 +304,7 @@ mod tests {
         refused("does not exist");
         let file = File::create_new(&path).unwrap();
         file.set_len(16 << 20).unwrap();
-        // The magic of swap space, with a version that it needs.
+        // The magic of swap space, with its version.
         file.write_all_at(b"SWAPSPACE2", 4096 - 10).unwrap();
         file.write_all_at(&1u32.to_le_bytes(), 1024).unwrap();
         file.write_all_at(&4095u32.to_le_bytes(), 1028).unwrap();
@@ -325,7 +325,7 @@ mod tests {
         drop(opened);
         refused("holds a log of ztier");
         drop(source);
-        // The log went with the run that made it.
+        // The log was removed with the run that made it.
         drop(Source::new(Spec::Path(path.clone())).unwrap());
         std::fs::remove_file(&path).unwrap();
     }

@@ -1,5 +1,5 @@
-//! What people do all day, on ext4: SQLite commits, and a tree of files that is unpacked; on the
-//! volume and on its backing store alone, both behind the same export.
+//! Everyday work on ext4: SQLite commits, and unpacking a tree of files; on the volume and on its
+//! backing store alone, both behind the same export.
 
 use super::Plan;
 use super::own::OwnLog;
@@ -16,18 +16,18 @@ use ztier::device::Device;
 use ztier::error::{Context as _, Result};
 
 const SECTION: &str = "everyday";
-/// Nothing here may take longer.
+/// Limit on the time of each program.
 const LIMIT: Duration = Duration::from_secs(900);
-/// Trees of many small files that most machines have; the first that is there.
+/// Trees of many small files on most machines; the first that exists is used.
 const TREES: [&str; 4] = ["/usr/include", "/usr/src", "/usr/share/doc", "/usr/lib/python3"];
 /// The same for `--quick`.
 const SMALL_TREES: [&str; 3] = ["/usr/include/linux", "/usr/share/perl", "/etc"];
 
-/// A thing that is done on a file system.
+/// Work on a file system.
 enum Task {
-    /// As many transactions of one row, with this journal.
+    /// This number of transactions of one row, with this journal mode.
     Commits(u32, &'static str),
-    /// This archive, unpacked.
+    /// Unpacking this archive.
     Untar(PathBuf),
 }
 
@@ -47,7 +47,7 @@ impl Task {
     }
 }
 
-/// One row a transaction, each durable before the next.
+/// Inserts one row a transaction, each durable before the next.
 fn commits(at: &Path, count: u32, journal: &str) -> Result<()> {
     let mut script = format!(
         "PRAGMA journal_mode={journal};\nPRAGMA synchronous=FULL;\nCREATE TABLE t(n INTEGER PRIMARY \
@@ -62,7 +62,7 @@ fn commits(at: &Path, count: u32, journal: &str) -> Result<()> {
     run("sqlite3", &["-bail", &database.to_string_lossy(), &read], LIMIT).map(|_| ())
 }
 
-/// An archive that goes with its directory.
+/// An archive, removed with its directory.
 struct Tar {
     _file: Unlink,
     _dir: WorkDir,
@@ -77,7 +77,8 @@ impl Drop for Unlink {
 }
 
 impl Tar {
-    /// Of the first tree of these that is there: the archive, and what it holds.
+    /// Archives the first existing tree of `trees`; returns the archive, the tree and a
+    /// description.
     fn new(trees: &[&str]) -> Result<Option<(Self, PathBuf, String)>> {
         let Some(tree) = trees.iter().find(|tree| Path::new(tree).is_dir()) else {
             return Ok(None);
@@ -85,7 +86,7 @@ impl Tar {
         let dir = WorkDir::new("tar")?;
         let file = Unlink(dir.path().join("tree.tar"));
         let path = file.0.clone();
-        // What this user may not read is left out.
+        // Files that this user may not read are left out.
         run(
             "tar",
             &["--ignore-failed-read", "-cf", &path.to_string_lossy(), "-C", tree, "."],
@@ -99,7 +100,7 @@ impl Tar {
 }
 
 impl Plan<'_> {
-    /// Times of the tasks, on the volume and without it.
+    /// Measures the tasks on the volume and without it.
     pub(super) fn everyday(&self, report: &mut Report, quick: bool) -> Result<()> {
         if let Err(reason) = ztier::export::fuse::available(true) {
             report.missing(SECTION, "all", reason);
@@ -155,7 +156,7 @@ impl Plan<'_> {
     }
 }
 
-/// The tasks on a new file system on the exported device.
+/// Runs the tasks on a new file system on the exported device.
 fn on_ext4<'a>(
     device: Arc<dyn Device>,
     name: &str,

@@ -1,5 +1,5 @@
 //! The source's job through the product as users have it: `ztier up` on files or devices, over NBD
-//! and over FUSE and a loop device, beside the same in process and beside the drives alone.
+//! and over FUSE with a loop device, compared with the log in process and with the drives alone.
 
 use super::drives::{Drives, REAL_DIR, Source};
 use super::own::{OwnLog, Synced, small_pools};
@@ -16,7 +16,7 @@ use ztier::error::{Error, Result};
 
 const SECTION: &str = "export";
 
-/// The ways to a drive, in the order in which they take turns.
+/// The paths to a drive, in the order in which they take turns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Backing,
@@ -40,19 +40,19 @@ impl Way {
     }
 }
 
-/// What is written.
+/// The writes of a case.
 #[derive(Clone, Copy)]
 struct Load {
     case: &'static str,
     depth: u32,
     flush_after: u64,
-    /// Whose times are taken.
+    /// What the percentile measures.
     timed: &'static str,
-    /// In the name of the ratio.
+    /// Part of the ratio's name.
     name: &'static str,
 }
 
-/// What the first load is in process.
+/// Name of the first load in process.
 const IN_PROCESS: &str = "4 KiB random, two threads";
 
 const LOADS: [Load; 2] = [
@@ -72,7 +72,7 @@ const LOADS: [Load; 2] = [
     },
 ];
 
-/// Rounds of one way.
+/// Rounds of one path.
 #[derive(Default)]
 struct Runs {
     mb: Vec<f64>,
@@ -80,7 +80,7 @@ struct Runs {
 }
 
 impl Plan<'_> {
-    /// The figures of all ways.
+    /// Measures all paths.
     pub(super) fn export(&self, report: &mut Report, quick: bool) -> Result<()> {
         if !exists("fio") {
             report.missing(SECTION, "all", "fio is not installed");
@@ -205,7 +205,7 @@ fn state(report: &mut Report, load: Load, ways: &[Way], runs: &[Runs]) {
                 ..Row::default()
             });
         };
-        // In process each thread has one request under way.
+        // In process each thread has one request in flight.
         let two = *way == Way::InProcess && load.flush_after == 0;
         row(if two { IN_PROCESS } else { load.case }.into(), "MB/s", &runs.mb);
         if !runs.p999.is_empty() {

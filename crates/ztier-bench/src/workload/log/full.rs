@@ -1,8 +1,8 @@
-//! Random writes beyond the log's size: when it is full, it takes what writeback makes room for.
+//! Random writes beyond the log's size: a full log takes writes as fast as writeback makes room.
 //!
-//! That is held against the backing store alone, which writes as many random blocks of the same
-//! span as a window has, sorted. Invariant: the log's figure is taken from the end of one window to
-//! the end of a later one, never in the midst, because room comes a window at a time.
+//! The result is compared with the backing store alone, which writes as many random blocks of the
+//! same span as a window has, sorted. Invariant: the log's figure is taken from the end of one
+//! window to the end of a later one, never within a window, because room comes a window at a time.
 
 use super::own::{Latencies, OwnLog, small_pools};
 use super::watched::Watched;
@@ -22,35 +22,35 @@ use ztier::error::{Context as _, Error, Result};
 use ztier::media::{Buffer, Drive};
 
 const SECTION: &str = "full";
-/// Writers that never pause.
+/// Number of writers without pauses.
 const WRITERS: usize = 2;
-/// Windows before the state is steady: one that begins before the log is full, and one that frees
-/// what the writers then fill.
+/// Windows before the steady state: one that begins before the log is full, and one that frees the
+/// room that the writers then fill.
 const SKIPPED: u64 = 2;
-/// Requests under way on the drive alone; the best one counts.
+/// Requests in flight on the drive alone; the best result counts.
 const DEPTHS: [usize; 3] = [1, 4, 32];
-/// The longest write of neighbouring blocks.
+/// Limit in blocks on a write of neighbours.
 const RUN: usize = 256;
-/// How long a window may take.
+/// Limit on the time of a window.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// How it is filled.
+/// Parameters of a fill.
 #[derive(Clone, Copy)]
 struct Fill {
     log_bytes: u64,
     span: u64,
-    /// As the policy has it; a full log makes four times this.
+    /// Bytes of a window in the policy; a full log uses four times this.
     window: u64,
-    /// Windows that count, at least.
+    /// Minimal number of windows that count.
     windows: u64,
     paced: Duration,
 }
 
-/// What a full log reached.
+/// The results of a full log.
 #[derive(Default)]
 struct Sustained {
     blocks_per_second: f64,
-    /// Blocks that a window made room for.
+    /// Blocks for which a window made room.
     per_window: f64,
     seconds_per_window: f64,
     busy_percent: f64,
@@ -60,7 +60,7 @@ struct Sustained {
     paced: Paced,
 }
 
-/// Requests at a steady pace.
+/// Latencies of requests at a steady pace.
 #[derive(Default)]
 struct Paced {
     write: Latencies,
@@ -68,13 +68,14 @@ struct Paced {
 }
 
 impl Plan<'_> {
-    /// The figures, and what a window did with the backing store.
+    /// Measures the full log, and the traffic of a window on the backing store.
     pub(super) fn full(&self, report: &mut Report, quick: bool) -> Result<()> {
         // The same density of blocks in a window.
         let gib = 1 << 30;
         let span = self.span.min(if quick { gib / 16 } else { gib });
         let (window, windows) = if quick { (4 << 20, 2) } else { (64 << 20, 2) };
-        // At its end a window flushes the disk, and readers wait: it must be among what is timed.
+        // At the end of a window the disk is flushed and readers wait: that must fall into the
+        // measured time.
         let paced = Duration::from_secs(if quick { 2 } else { 30 });
         let fill = Fill { log_bytes: 16 * window, span, window, windows, paced };
         let text = format!(
@@ -120,7 +121,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Fills a new log, and goes on until enough windows have ended.
+    /// Fills a new log, and continues until enough windows have ended.
     fn fill(&self, fill: Fill, pools: &mut [Pool], round: u32) -> Result<Sustained> {
         let backing = self.drives.backing.open(fill.span)?.drive;
         let backing = Arc::new(Watched::new(backing));
@@ -182,7 +183,7 @@ impl Plan<'_> {
             found.mean_write = seen.mean_write();
             Ok(())
         })?;
-        // With room, and writeback still at work.
+        // With room, and writeback still running.
         until(&log, log.stats().windows + 1)?;
         let at_work = || {
             let stats = log.stats();
@@ -205,7 +206,7 @@ fn row(report: &mut Report, system: &str, case: &str, blocks_per_second: Vec<f64
     })
 }
 
-/// Waits until so many windows have ended.
+/// Waits until `windows` windows have ended.
 fn until(log: &OwnLog, windows: u64) -> Result<()> {
     let begun = Instant::now();
     loop {
@@ -220,8 +221,8 @@ fn until(log: &OwnLog, windows: u64) -> Result<()> {
     }
 }
 
-/// Random blocks, as many as were drawn for a window, each once and in order, and a flush: drawn
-/// blocks a second.
+/// Writes random blocks, as many as were drawn for a window, each once and in order, with a flush;
+/// returns drawn blocks a second.
 fn sort_and_write(drive: &dyn Drive, drawn: u64, depth: usize, seed: u64) -> Result<f64> {
     let mut rng = Rng::new(SEED + 7 + seed);
     let blocks = drive.size() / BLOCK;
@@ -256,7 +257,7 @@ fn sort_and_write(drive: &dyn Drive, drawn: u64, depth: usize, seed: u64) -> Res
     Ok(drawn as f64 / start.elapsed().as_secs_f64())
 }
 
-/// A write each 2 ms and a read each 10 ms, for as long as `goes_on`.
+/// A write each 2 ms and a read each 10 ms, while `goes_on` is true.
 fn pace(
     device: &Arc<dyn Device>,
     pools: &mut [Pool],
@@ -299,7 +300,7 @@ fn pace(
     Ok(paced)
 }
 
-/// What a window did, to see what keeps it from the sorted speed.
+/// The work of a window, to explain why it is slower than the sorted writes.
 fn window_rows(report: &mut Report, ours: &[Sustained]) {
     let mut state = |case: &str, unit: &'static str, of: fn(&Sustained) -> f64| {
         report.row(Row {
@@ -318,7 +319,7 @@ fn window_rows(report: &mut Report, ours: &[Sustained]) {
     state("a write to it", "KiB", |found| found.mean_write / 1024.0);
 }
 
-/// Latencies of all that was asked meanwhile.
+/// Latencies of all requests meanwhile.
 fn latencies(report: &mut Report, ours: &mut [Sustained], idle: &mut [Paced]) {
     let table = Table::new(&[
         ("", 46),

@@ -1,8 +1,8 @@
-//! The kernel's write caches on the same two devices, in turn: dm-writecache, bcache, ours by the
-//! best export, and the backing store alone.
+//! The kernel's write caches on the same two devices, in turn: dm-writecache, bcache, ztier with
+//! the best export, and the backing store alone.
 //!
-//! Invariant: no system finds what another left; each round makes every cache anew, and all that is
-//! written fits into it.
+//! Invariant: no system finds data of another; each round makes every cache anew, and all writes
+//! fit into the cache.
 
 use super::{BLOCK, Plan};
 use crate::data::Pool;
@@ -20,12 +20,11 @@ use std::time::Instant;
 use ztier::error::{Context, Result};
 
 const SECTION: &str = "kernel";
-/// Bytes at both ends of a device in which signatures lie.
+/// Bytes at each end of a device that may contain signatures.
 const ENDS: usize = 4 << 20;
 /// Writers that wait for their flush.
 const WRITERS: usize = 8;
-/// What is measured, its name in ratios, and the least that ours should reach of dm-writecache and
-/// of bcache.
+/// Test, name in ratios, and targets of ztier relative to dm-writecache and to bcache.
 const CASES: [(&str, &str, [f64; 2]); 2] = [
     ("random write, 4 KiB, QD32", "randwrite", [1.2, 1.5]),
     ("write and flush, 4 KiB, 8 writers", "fsync", [1.0, 1.0]),
@@ -87,7 +86,7 @@ fn wipe(device: &Path) -> std::io::Result<()> {
 }
 
 impl Plan<'_> {
-    /// The figures of all systems.
+    /// Measures all systems.
     pub(super) fn kernel(&self, report: &mut Report, quick: bool) -> Result<()> {
         let (Some(log), Some(backing)) = (self.drives.log.path(), self.drives.backing.path())
         else {
@@ -96,7 +95,7 @@ impl Plan<'_> {
         };
         let mut pools = pools(self.data, WRITERS)?;
         report.note(SECTION, "data", &pools[0]);
-        // A quarter of the smaller one, so that no cache gets near its watermark in the time.
+        // A quarter of the smaller one, so that no cache gets near its watermark during the test.
         let blocks = self.log_bytes.min(self.span) / 4 / BLOCK;
         let mut runs = vec![[Vec::new(), Vec::new()]; System::ALL.len()];
         let mut missing = [false; System::ALL.len()];
@@ -143,7 +142,7 @@ impl Plan<'_> {
             let (op, order) = (Op::Write(round), Order::For(self.time));
             let begun = Instant::now();
             let done = work(&**target, op, order, blocks, pools, seed)?.blocks;
-            // What is only in memory does not count before it is on a drive.
+            // Data in memory counts only when it is on a drive.
             let synced = File::open(device).and_then(|file| file.sync_all());
             synced.context(format!("cannot flush {}", device.display()))?;
             runs.push(done as f64 / begun.elapsed().as_secs_f64());

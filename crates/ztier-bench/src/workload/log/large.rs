@@ -1,5 +1,5 @@
-//! Large writes of data that shrinks: what the log makes of neighbours, on its drive and on one
-//! that costs nothing.
+//! Large writes of compressible data: the effect of compressing neighbours together, on the log's
+//! drive and on a drive without cost.
 
 use super::drives::{Drives, Source, Spec};
 use super::own::{OwnLog, small_pools};
@@ -17,12 +17,12 @@ use ztier::device::{Algorithm, Device, LogOptions, Request};
 use ztier::error::{Context as _, Error, Result};
 
 const SECTION: &str = "large";
-/// Each thread's part of the volume: a model keeps what is written.
+/// Each thread's part of the volume: a model keeps all writes in memory.
 const SPAN: u64 = 4 << 30;
 const THREADS: usize = 2;
 const DATA: [Kind; 2] = [Kind::Ratio(2.0), Kind::Files];
 
-/// Requests of one size, one after the other or anywhere.
+/// Requests of one size, sequential or random.
 #[derive(Clone, Copy)]
 struct Load {
     name: &'static str,
@@ -35,18 +35,18 @@ const LOADS: [Load; 2] = [
     Load { name: "64 KiB, random", bytes: 64 << 10, random: true },
 ];
 
-/// What a run came to.
+/// The results of a load.
 #[derive(Default)]
 struct Runs {
     mb: Vec<f64>,
-    /// Microseconds of the process a block.
+    /// Microseconds of CPU time of the process for each block.
     cpu: Vec<f64>,
     written: f64,
     clustered: f64,
 }
 
 impl Plan<'_> {
-    /// The table of all loads.
+    /// Measures all loads.
     pub(super) fn large(&self, report: &mut Report) -> Result<()> {
         let free = || Source::new(Spec::Model(Model::SsdNull.into()));
         let free = Drives { log: free()?, backing: free()? };
@@ -128,7 +128,7 @@ impl Plan<'_> {
     }
 }
 
-/// Writes for a time, by a thread for each pool: how many blocks.
+/// Writes for a time, with a thread for each pool; returns the number of blocks.
 fn write(
     device: &Arc<dyn Device>,
     load: Load,

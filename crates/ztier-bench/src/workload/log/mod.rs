@@ -1,7 +1,7 @@
-//! The durable log: the source's rows A to F, synced writes, a full log, opening, growth, exports
-//! and everyday work, on modelled drives or on real ones.
+//! The write log: the source's rows A to F, synced writes, a full log, opening, growth, exports and
+//! everyday work, on modelled drives or on real ones.
 //!
-//! Invariants: rivals take turns in each round; each run on a model has a new one; a figure is the
+//! Invariants: rivals take turns in each round; each run on a model gets a new one; a figure is the
 //! median of its rounds.
 
 mod compact;
@@ -55,7 +55,7 @@ pub enum Section {
     Everyday,
 }
 
-/// What the command line says.
+/// Options of the command line.
 #[derive(Clone, Debug)]
 pub struct Choice {
     /// `--log`.
@@ -73,7 +73,7 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Opens, checks or makes them.
+    /// Opens, checks or makes the drives.
     ///
     /// # Errors
     /// A drive is refused; a file can't be made.
@@ -101,7 +101,7 @@ impl Choice {
     }
 }
 
-/// How long and how often.
+/// Durations and repetitions.
 struct Plan<'a> {
     drives: &'a Drives,
     /// Bytes of the volume.
@@ -109,7 +109,7 @@ struct Plan<'a> {
     rounds: u32,
     time: Duration,
     log_bytes: u64,
-    /// Data and segments of all sections but the rows.
+    /// Data and segment size of all sections except the rows.
     data: Kind,
     segment: u32,
 }
@@ -129,7 +129,7 @@ impl<'a> Plan<'a> {
 }
 
 impl Section {
-    /// Measures it.
+    /// Measures the section.
     ///
     /// # Errors
     /// A drive fails; interrupted.
@@ -137,7 +137,7 @@ impl Section {
         let plan = Plan::new(context, choice, drives)?;
         let text = format!("log {}, backing {}", plan.drives.log, plan.drives.backing);
         let (name, report) = (format!("{self:?}").to_lowercase(), &mut context.report);
-        // Others have drives of their own.
+        // The other sections have their own drives.
         if !matches!(self, Self::Export | Self::Recovery | Self::Window | Self::Kernel) {
             report.note(&name, "drives", text);
         }

@@ -1,7 +1,7 @@
-//! A log in this process, and the loads that run on it and on a drive alone.
+//! A log in this process, and loads for the log and for a drive alone.
 //!
-//! Invariant: what is written counts when the flush after it has returned, so what the log has in
-//! memory counts for nothing.
+//! Invariant: a write counts when the flush after it has returned, so data in the log's memory does
+//! not count.
 
 use super::drives::{Drives, Opened};
 use crate::data::{Kind, Pool, RECORD_MAX, Rng};
@@ -22,15 +22,15 @@ use ztier::stats::LogStats;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
-/// A log before a backing store, with its threads.
+/// A log in front of a backing store, with its threads.
 pub struct OwnLog {
     /// The volume.
     pub volume: Arc<LogVolume>,
     backing: Arc<Gate>,
 }
 
-/// A drive that can be closed: a window of writeback on a slow disk takes minutes, and what it has
-/// not written when the measuring is over is of no use.
+/// A drive that can be closed: a window of writeback on a slow disk takes minutes, and the rest of
+/// it is useless when the measurement is over.
 struct Gate {
     drive: Arc<dyn Drive>,
     closed: AtomicBool,
@@ -74,7 +74,7 @@ impl Drive for Gate {
     }
 }
 
-/// A random number that no log on the same drive had before.
+/// A random number that no earlier log on the same drive used.
 pub fn epoch() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -82,18 +82,18 @@ pub fn epoch() -> u64 {
 }
 
 impl OwnLog {
-    /// A new one of `log_bytes` on `drives`.
+    /// A new log of `log_bytes` on `drives`.
     pub fn new(drives: &Drives, log_bytes: u64, segment: u32) -> Result<Self> {
         Self::on(&drives.log.open(log_bytes)?, drives.backing.open(super::SPAN)?.drive, segment)
     }
 
-    /// A new one on drives that are open.
+    /// A new log on open drives.
     pub fn on(log: &Opened, backing: Arc<dyn Drive>, segment: u32) -> Result<Self> {
         let options = LogOptions { algorithm: Algorithm::Lz4, ..LogOptions::default() };
         Self::with(log, backing, segment, options)
     }
 
-    /// The same, at work in another way.
+    /// A new log on open drives, with other options.
     pub fn with(
         log: &Opened,
         backing: Arc<dyn Drive>,
@@ -110,12 +110,12 @@ impl OwnLog {
         Ok(Self { volume, backing })
     }
 
-    /// For front-ends.
+    /// The device for front-ends.
     pub fn device(&self) -> Arc<dyn Device> {
         Arc::clone(&self.volume) as Arc<dyn Device>
     }
 
-    /// Everything durable.
+    /// Makes everything durable.
     pub fn flush(&self) -> Result<()> {
         let mut channel = Arc::clone(&self.volume).channel();
         channel.submit(Request::Flush, Instant::now()).context("flush")
@@ -126,20 +126,20 @@ impl OwnLog {
         self.volume.stats().log.unwrap_or_default()
     }
 
-    /// Bytes written to the log's drive for each one that was asked for.
+    /// Bytes written to the log's drive for each byte requested.
     pub fn amplification(&self) -> f64 {
         let stats = self.stats();
         stats.written_bytes as f64 / stats.asked_bytes.max(1) as f64
     }
 
-    /// Random blocks for a time by as many threads as there are pools, and a flush: 10^6 bytes a
-    /// second.
+    /// Writes random blocks for `time` with a thread for each pool, and flushes; returns 10^6 bytes
+    /// a second.
     pub fn write(&self, pools: &mut [Pool], time: Duration, round: u32) -> Result<f64> {
         self.run(pools, Order::For(time), round)
     }
 
-    /// Random blocks of so many bytes, by as many threads as there are pools, and a flush: 10^6
-    /// bytes a second.
+    /// Writes `bytes` of random blocks with a thread for each pool, and flushes; returns 10^6 bytes
+    /// a second.
     pub fn write_bytes(&self, pools: &mut [Pool], bytes: u64, round: u32) -> Result<f64> {
         self.run(pools, Order::Some(bytes / BLOCK), round)
     }
@@ -178,17 +178,17 @@ pub fn small_pools(kind: Kind, count: usize) -> Result<Vec<Pool>> {
 pub struct Latencies(Vec<Nanos>);
 
 impl Latencies {
-    /// One more.
+    /// Adds a time.
     pub fn push(&mut self, time: Duration) {
         self.0.push(time.as_nanos() as Nanos);
     }
 
-    /// All of `other` too.
+    /// Adds all of `other`.
     pub fn append(&mut self, other: &mut Self) {
         self.0.append(&mut other.0);
     }
 
-    /// The time that this part of them is below, in milliseconds; NaN of none.
+    /// The quantile `part` in milliseconds; NaN for no times.
     pub fn quantile_ms(&mut self, part: f64) -> f64 {
         self.0.sort_unstable();
         let n = (self.0.len() as f64 * part) as usize;
@@ -199,27 +199,27 @@ impl Latencies {
 /// Writers that flush.
 #[derive(Clone, Copy, Debug)]
 pub struct Synced {
-    /// How many at the same time.
+    /// Number of concurrent writers.
     pub writers: usize,
-    /// Blocks that each writes before it flushes.
+    /// Blocks that a writer writes before each flush.
     pub each: u64,
     /// Bytes over which the blocks are spread.
     pub span: u64,
-    /// How long.
+    /// Duration.
     pub time: Duration,
 }
 
-/// What they reached.
+/// The results of the writers.
 #[derive(Debug, Default)]
 pub struct Flushed {
-    /// Blocks a second that a flush covered.
+    /// Flushed blocks a second.
     pub blocks_per_second: f64,
-    /// Of each flush.
+    /// Times of the flushes.
     pub flushes: Latencies,
 }
 
 impl Synced {
-    /// Runs them on a device, each with a pool of its own.
+    /// Runs the writers on a device, each with its own pool.
     ///
     /// # Errors
     /// The device fails; interrupted.
@@ -303,7 +303,7 @@ mod tests {
         let time = Duration::from_millis(100);
         let load = Synced { writers: 2, each: 8, span: 64 << 20, time };
         let mut found = load.run(&device, &mut pools, 0).unwrap();
-        // A flush takes 2 ms of the model's time, and 16 blocks are written between two.
+        // A flush takes 2 ms of the model's time, and 16 blocks are written between two flushes.
         assert!(found.flushes.quantile_ms(0.5) >= 1.0);
         let flushes = found.flushes.0.len() as f64;
         assert!(found.blocks_per_second > 0.0);

@@ -1,10 +1,11 @@
-//! How long it takes to open a log that was not closed, by its size and by what filled it.
+//! The time to open a log that was not closed, by its size and by the load that filled it.
 //!
-//! The log is the product's own work: requests through a volume, then the volume ends without
-//! closing the log, as when power goes: when the log is full, or just before a checkpoint is due
-//! that no other follows in it. How far checkpoints are apart is seen while it fills. Its drive is
-//! memory that keeps what is not zeros, because payloads do not matter; so what is measured is the
-//! part of all processors together, and what the reads take a modelled drive stands beside it.
+//! The product itself writes the log: requests go through a volume, then the volume ends without
+//! closing the log, as at a power cut: when the log is full, or just before a checkpoint is due
+//! that is the last one in the log. The distance of checkpoints is measured while the log fills.
+//! The log's drive is memory that keeps only nonzero bytes, because payloads do not matter. So the
+//! result is the time of all processors together, and the time of the reads on a modelled drive is
+//! stated beside it.
 
 use super::BLOCK;
 use super::Plan;
@@ -31,57 +32,57 @@ const GIB: u64 = 1 << 30;
 const SEGMENT: u64 = 1 << 20;
 /// Threads that fill a log at full speed.
 const WRITERS: u64 = 2;
-/// Memory that a GiB of log takes here, at most: what is kept of it, its index, and what opening
-/// holds.
+/// Upper bound on the memory here for a GiB of log: its kept bytes, its index, and the memory for
+/// opening.
 const MEMORY_PER_GIB: u64 = 100 << 20;
-/// Memory that is left for others.
+/// Memory that stays free.
 const SPARE: u64 = 2 << 30;
 
-/// Percent of the way to the next checkpoint at which a log is cut.
+/// Percent of the distance to the next checkpoint at which the log is cut.
 const CUT: u64 = 97;
-/// Seconds of opening after which a log is not opened again.
+/// Seconds of opening after which a log is not opened another time.
 const LONG: f64 = 20.0;
 
-/// What filled the log.
+/// The load that filled the log.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Load {
-    /// 4 KiB blocks as fast as they go.
+    /// 4 KiB blocks at full speed.
     Speed,
     /// 4 KiB blocks, each with a flush.
     Synced,
 }
 
-/// How checkpoints follow each other, as the counters tell.
+/// The distance of checkpoints, from the counters.
 #[derive(Default)]
 struct Pace {
-    /// Bytes since the last one began, when that was asked last.
+    /// Bytes since the last checkpoint began, at the last check.
     since: u64,
-    /// The least that they were when the next one began: some wait for a moment at which they may.
+    /// The smallest distance so far: some checkpoints wait for a moment at which they may begin.
     apart: Option<u64>,
 }
 
 impl Pace {
-    /// Looks at the counters; whether the log is cut here.
+    /// Checks the counters; returns whether the log is cut here.
     fn is_over(&mut self, stats: &LogStats) -> bool {
         let since = stats.since_checkpoint_bytes;
         if since < self.since {
             self.apart = Some(self.apart.unwrap_or(u64::MAX).min(self.since));
         }
         self.since = since;
-        // What is in memory must still fit.
+        // The content of memory must still fit.
         let room = log::Options::default().memory / SEGMENT + 32;
         let left = stats.segments.saturating_sub(stats.segments_used + room) * SEGMENT;
         let due = |apart| since >= apart * CUT / 100 && left < apart;
         left == 0 || self.apart.is_some_and(due)
     }
 
-    /// Percent of the way to the next checkpoint, if there was one at all.
+    /// Percent of the distance to the next checkpoint; `None` without any checkpoint.
     fn percent(&self) -> Option<u64> {
         self.apart.map(|apart| 100 * self.since / apart)
     }
 }
 
-/// A log that was left open.
+/// A log that was not closed.
 struct Left {
     drive: Arc<Compact>,
     backing: Arc<dyn Drive>,
@@ -89,27 +90,26 @@ struct Left {
     chunks: u64,
     /// Blocks in its index.
     named: u64,
-    /// Bytes written to its drive for each one that was asked for, if there were checkpoints among
-    /// them.
+    /// Bytes written to its drive for each byte requested, if there were checkpoints.
     amplification: Option<f64>,
     /// Segments in use.
     used: u64,
-    /// Percent of the way from a checkpoint to the next.
+    /// Percent of the distance from a checkpoint to the next.
     cut: Option<u64>,
 }
 
-/// How opening went.
+/// The times of opening.
 struct Opened {
-    /// From begin to end, with as many threads as there are processors and no wait for a drive.
+    /// Wall time, with as many threads as processors and no wait for a drive.
     seconds: Vec<f64>,
-    /// The time of all processors in that.
+    /// CPU time of all processors.
     spent: Vec<f64>,
     reads: Reads,
     named: u64,
 }
 
 impl Plan<'_> {
-    /// The table over sizes and loads.
+    /// Measures all sizes and loads.
     pub(super) fn recovery(&self, report: &mut Report, quick: bool) -> Result<()> {
         let sizes: &[u64] = if quick { &[1, 2] } else { &[1, 4, 16, 100] };
         let text = format!(
@@ -175,8 +175,8 @@ impl Plan<'_> {
     }
 }
 
-/// Of the largest log: seconds for 100 GiB without the drive, and with it; bytes written for
-/// each one that was asked for.
+/// For the largest log: seconds for 100 GiB without the drive, and with it; bytes written for each
+/// byte requested.
 fn ratios(report: &mut Report, load: Load, (processor, all, written): (f64, f64, Option<f64>)) {
     let (synced, most) = if load == Load::Speed { ("", 1.05) } else { ("_synced", 2.1) };
     let name = format!("recovery_s_per_100gib{synced}");
@@ -212,17 +212,17 @@ fn rows(report: &mut Report, size: u64, what: &str, left: &Left, opened: &Opened
 }
 
 fn options(checkpoint: u64) -> LogOptions {
-    // Nothing may be written back.
+    // Prevents all writeback.
     let policy = Policy { threshold_percent: 101, ..Policy::default() };
     let log = log::Options { checkpoint, ..log::Options::default() };
     LogOptions { algorithm: Algorithm::None, policy, log, ..LogOptions::default() }
 }
 
-/// A log of `bytes` whose checkpoints are so many apart, filled as far as [`Pace`] says.
+/// Fills a log of `bytes`, with `checkpoint` bytes between checkpoints, as far as [`Pace`] allows.
 fn fill(bytes: u64, load: Load, checkpoint: u64) -> Result<Left> {
     let name = Name { size: bytes, ..Model::Ssd840Pro.into() };
     let drive = Arc::new(Compact::new(bytes, name));
-    // As many blocks again as the log can hold, so that most records count.
+    // Twice as many blocks as the log can hold, so that most records are live.
     let backing: Arc<dyn Drive> = Arc::new(Nothing(2 * bytes));
     log::format(&*drive, [1; 16], [0; IDENTITY], 2 * bytes / BLOCK, SEGMENT as u32)
         .context("a log in memory")?;
@@ -246,7 +246,7 @@ fn fill(bytes: u64, load: Load, checkpoint: u64) -> Result<Left> {
     let mut channel = Arc::clone(&volume).channel();
     channel.submit(Request::Flush, Instant::now()).context("flush")?;
     let stats = volume.stats().log.unwrap_or_default();
-    // It ends here without being closed.
+    // The volume ends here without closing its log.
     let (blocks, chunks, named) = (stats.blocks_appended, stats.chunks, stats.blocks_dirty);
     let mut pace = pace.into_inner();
     pace.is_over(&stats);
@@ -261,19 +261,19 @@ fn fill_lane(volume: &Arc<LogVolume>, load: Load, n: u64, pace: &Mutex<Pace>) ->
     let mut rng = Rng::new(SEED + n);
     let mut data = [0; BLOCK_SIZE];
     let blocks = volume.size() / BLOCK;
-    // Counting takes as long as the index is large.
+    // The time to count is proportional to the size of the index.
     let count = (blocks / 8192).clamp(16, 1024);
     for i in 0u64.. {
         if i % count == 0 {
             interrupt::check()?;
-            // Counted under the lock: what was counted earlier must not come later.
+            // Counted under the lock, so that counts arrive in order.
             let mut pace = pace.lock();
             if pace.is_over(&volume.stats().log.unwrap_or_default()) {
                 return Ok(());
             }
         }
         let block = rng.below(blocks);
-        // Kept as it is, though nearly all zeros: not one word again and again.
+        // Not one repeated word, so that it is stored, though nearly all zeros.
         data[..8].copy_from_slice(&(block + 1).to_le_bytes());
         let write =
             Request::Write { offset: block * BLOCK, data: &data, fua: load == Load::Synced };
@@ -283,7 +283,7 @@ fn fill_lane(volume: &Arc<LogVolume>, load: Load, n: u64, pace: &Mutex<Pace>) ->
 }
 
 impl Left {
-    /// Opens it some times, fewer if that takes long, and never closes it.
+    /// Opens the log `times` times, fewer if that takes long, and never closes it.
     fn open(&self, times: u32) -> Result<Opened> {
         let (seconds, spent) = (Vec::new(), Vec::new());
         let mut opened = Opened { seconds, spent, reads: Reads::default(), named: 0 };
@@ -323,7 +323,7 @@ mod tests {
             let opened = left.open(2).unwrap();
             assert!(opened.named > left.blocks / 2);
             assert_eq!(opened.seconds.len(), 2);
-            // Nearly all of what was written is zeros.
+            // Nearly all of the written bytes are zeros.
             assert!(opened.reads.requests > 0 && left.drive.kept_bytes() < 64 << 20);
             let synced = left.chunks >= left.blocks;
             assert_eq!(synced, load == Load::Synced);
@@ -334,7 +334,7 @@ mod tests {
     fn a_log_is_cut_before_the_last_checkpoint_that_would_fit() {
         let left = fill(512 << 20, Load::Synced, 64 << 20).unwrap();
         let cut = left.cut.unwrap();
-        // More, if the drive was too busy for one that was due.
+        // More, if the drive was too busy for a checkpoint that was due.
         assert!(cut >= CUT, "{cut} %");
         assert!(left.used > 250, "{} segments", left.used);
         let opened = left.open(1).unwrap();
@@ -356,7 +356,7 @@ mod tests {
         };
         assert_eq!(over(99, 99), (false, None));
         assert_eq!(over(101, 1), (false, Some(1)));
-        // Others fit before 904, where what is in memory may fill the rest.
+        // Others fit before 904, where the content of memory may fill the rest.
         assert_eq!(over(198, 98), (false, Some(98)));
         assert_eq!(over(700, 120), (false, Some(121)));
         assert_eq!(over(801, 1), (false, Some(1)));

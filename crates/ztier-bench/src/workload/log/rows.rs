@@ -1,4 +1,4 @@
-//! The source's table: random writes on a disk, on an SSD, and on a log before the disk.
+//! The source's table: random writes on a disk, on an SSD, and on a log in front of the disk.
 
 use super::drives::{Drives, Source, Spec};
 use super::own::OwnLog;
@@ -19,13 +19,13 @@ use ztier::error::{Error, Result};
 use ztier::log::disk::format::crc;
 use ztier::sync::Mutex;
 
-/// Memory that a modelled log's drive gets beforehand, for each second of the measurement and for
-/// what comes after its end: allocating it while the time is taken would stall all threads.
+/// Memory that a modelled log's drive gets in advance, for each second of the measurement and for
+/// the time after its end: allocating it during the measurement would stall all threads.
 const READY_PER_SECOND: f64 = 280e6;
 const READY_REST: u64 = 128 << 20;
 const SECTION: &str = "rows";
-/// What is written to drives that cost nothing: less than makes writeback begin, and memory for
-/// which a machine has.
+/// Bytes written to drives without cost: too few to start writeback, and few enough for the memory
+/// of a machine.
 const FREE: u64 = 2 << 30;
 /// The source's figures, 10^6 bytes a second, with its names.
 const SOURCE: [(&str, &str, f64); 6] = [
@@ -37,30 +37,30 @@ const SOURCE: [(&str, &str, f64); 6] = [
     ("F", "HDD+MaxSSD", 1579.0),
 ];
 
-/// What a row runs.
+/// The load of a row.
 #[derive(Clone, Copy)]
 enum Load {
     /// A drive alone: the backing store or the log's.
     Backing(Job),
     Log(Job),
-    /// A log with such segments, and data of such a ratio.
+    /// A log with this segment size, and data of this ratio.
     Logged(u32, f64),
     /// A log of 1 MiB segments behind an export, by fio.
     Exported(Export),
-    /// The same before and on drives that cost nothing.
+    /// A log in front of and on drives without cost, with data of this ratio.
     Free(f64),
-    /// Blocks copied and summed, without any drive.
+    /// Blocks copied and checksummed, without a drive.
     Memory,
 }
 
-/// The way to a log that is not in process.
+/// The export of a log in another process.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Export {
     Nbd,
     Fuse,
 }
 
-/// A row of the table, as it fills.
+/// A row of the table, filled round by round.
 struct Line {
     letter: &'static str,
     load: Load,
@@ -104,7 +104,7 @@ fn lines(span: u64) -> Vec<Line> {
         warm_up: 0,
         count: 0,
     };
-    // The SSD's rows on a gigabyte: a model keeps it all in memory.
+    // The SSD's rows use a gigabyte: a model keeps all of it in memory.
     let near = Job { span: span.min(1 << 30), ..random };
     let sequential = Job { random: false, block: 1 << 20, ..near };
     [
@@ -126,10 +126,10 @@ fn lines(span: u64) -> Vec<Line> {
 }
 
 impl Plan<'_> {
-    /// Runs the rows in turn, and shows them beside the source's.
+    /// Runs the rows in turn, and prints them beside the source's.
     pub(super) fn rows(&self, report: &mut Report, only: &[String]) -> Result<()> {
         let mut lines = lines(self.span);
-        // What F is compared with comes with it.
+        // The divisor of row F is included with it.
         let letter = |line: &Line| if line.letter.is_empty() { "F" } else { line.letter };
         lines.retain(|line| only.is_empty() || only.iter().any(|l| l == letter(line)));
         lines.retain(|line| match line.load {
@@ -190,14 +190,14 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// A new log, on a drive whose memory is there, if it is a model.
+    /// A new log, on a drive with allocated memory if it is a model.
     fn ready_log(&self, segment: u32) -> Result<OwnLog> {
         let ready = (READY_PER_SECOND * self.time.as_secs_f64()) as u64 + READY_REST;
         let drive = self.drives.log.open_ready(self.log_bytes, ready)?;
         OwnLog::on(&drive, self.drives.backing.open(SPAN)?.drive, segment)
     }
 
-    /// fio's job on a device or a server; what it wrote counts when a flush has ended.
+    /// Runs fio's job on a device or a server; writes count when a flush has ended.
     fn exported(&self, export: Export) -> Result<f64> {
         let log = self.ready_log(1 << 20)?;
         let run = |target: fio::Target<'_>| {
@@ -215,7 +215,7 @@ impl Plan<'_> {
     }
 }
 
-/// Whether this machine can do it.
+/// Whether this machine can run the export; otherwise the reason.
 fn here(export: Export) -> std::result::Result<(), String> {
     match export {
         _ if !exists("fio") => Err("fio is not installed".into()),
@@ -224,7 +224,7 @@ fn here(export: Export) -> std::result::Result<(), String> {
     }
 }
 
-/// The data that shrinks by `ratio`.
+/// The pools of data with this `ratio`.
 fn of(data: &mut [Vec<Pool>; 2], ratio: f64) -> &mut [Pool] {
     &mut data[usize::from(ratio > 1.0)]
 }
@@ -287,11 +287,11 @@ fn ratios(report: &mut Report, lines: &[Line], figures: &[f64]) {
     }
 }
 
-/// Memory without a log before it: each block is summed and copied behind the one before.
+/// Memory without a log: each block is checksummed and copied behind the block before it.
 struct Memory(Mutex<Vec<AlignedBuf>>);
 
 impl Memory {
-    /// `bytes` of it for each of `threads`.
+    /// `bytes` of memory for each of `threads`.
     fn new(threads: usize, bytes: u64) -> Result<Self> {
         let parts = (0..threads).map(|_| AlignedBuf::ready(bytes as usize));
         Ok(Self(Mutex::new(parts.collect::<Result<_>>()?)))
@@ -332,8 +332,8 @@ impl Lane for MemoryLane {
     }
 }
 
-/// Random blocks copied and summed by as many threads as there are pools, with memory for all of
-/// them that is there already: 10^6 bytes a second.
+/// Copies and checksums random blocks with a thread for each pool, into allocated memory for all of
+/// them; returns 10^6 bytes a second.
 fn copy_and_sum(pools: &mut [Pool], span: u64, round: u32) -> Result<f64> {
     let memory = Memory::new(pools.len(), FREE / pools.len() as u64)?;
     let start = Instant::now();

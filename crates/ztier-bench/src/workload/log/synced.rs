@@ -16,10 +16,10 @@ use ztier::error::Result;
 const SECTION: &str = "synced";
 const WRITERS: [usize; 3] = [1, 4, 16];
 const EACH: [u64; 3] = [1, 8, 64];
-/// A model keeps what is written; more span tells no more of an SSD.
+/// A model keeps all writes in memory; a larger span changes nothing for an SSD.
 const NEAR: u64 = 1 << 30;
 
-/// Rounds of one system on one load.
+/// Rounds of one system with one load.
 #[derive(Default)]
 struct Side {
     blocks: Vec<f64>,
@@ -40,7 +40,7 @@ impl Side {
             (", a flush", "ms", &self.median),
             (", a flush, 99.9 %", "ms", &self.last),
         ] {
-            // Of a model only the first is known.
+            // A model only has the first.
             if runs.is_empty() {
                 continue;
             }
@@ -57,7 +57,7 @@ impl Side {
 }
 
 impl Plan<'_> {
-    /// What the drive alone would reach if waking threads took no time.
+    /// Blocks a second of the drive alone if waking threads took no time.
     fn modelled(&self, load: Synced) -> Option<f64> {
         let mut model = self.drives.log.model(NEAR)?;
         let job = Job {
@@ -72,8 +72,8 @@ impl Plan<'_> {
         Some(job::simulate(&mut model, &job, SEED).bytes_per_second / BLOCK as f64)
     }
 
-    /// Rounds of a load on the drive alone and on the log, in turn; and what the log wrote for each
-    /// byte.
+    /// Rounds of a load on the drive alone and on the log, in turn; and the bytes that the log
+    /// wrote for each byte requested.
     fn sides(&self, load: Synced, pools: &mut [Pool]) -> Result<(Side, Side, Vec<f64>)> {
         let (mut raw, mut ours) = (Side::default(), Side::default());
         let mut written = Vec::new();
@@ -90,11 +90,11 @@ impl Plan<'_> {
         Ok((raw, ours, written))
     }
 
-    /// The table of all loads.
+    /// Measures all loads.
     pub(super) fn synced(&self, report: &mut Report) -> Result<()> {
         let most = WRITERS.into_iter().max().unwrap_or(1);
         let mut pools = small_pools(self.data, most)?;
-        // Of fewer than a thousand flushes the longest would be what 99.9 % are below.
+        // With fewer than a thousand flushes the 99.9th percentile would be the maximum.
         let time = self.time.min(Duration::from_secs(6)) / 2;
         report.note(SECTION, "data", &pools[0]);
         let table = Table::new(&[

@@ -1,22 +1,22 @@
-//! A drive that says how it was used: how long it was busy, with how many requests, how large.
+//! A drive that measures its use: busy time, number and size of requests.
 
 use std::sync::Arc;
 use std::time::Instant;
 use ztier::media::{Drive, DriveError};
 use ztier::sync::Mutex;
 
-/// What was seen since the last [`Watched::take`].
+/// Statistics since the last [`Watched::take`].
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
     since: Instant,
-    /// When the number of requests under way last changed.
+    /// Time at which the number of requests in flight last changed.
     changed: Instant,
     now: u32,
-    /// Seconds with at least one request under way.
+    /// Seconds with at least one request in flight.
     busy: f64,
-    /// Seconds, each times the requests under way.
+    /// Integral of the requests in flight over time, in seconds.
     weighted: f64,
-    /// Writes, and their bytes.
+    /// Number of writes, and their bytes.
     writes: u64,
     bytes: u64,
 }
@@ -37,23 +37,23 @@ impl Seen {
         self.changed = now;
     }
 
-    /// Percent of the time with a request under way.
+    /// Percent of the time with a request in flight.
     pub fn busy_percent(&self) -> f64 {
         100.0 * self.busy / self.changed.duration_since(self.since).as_secs_f64()
     }
 
-    /// Requests under way while there was one.
+    /// Mean number of requests in flight while there was one.
     pub fn depth(&self) -> f64 {
         self.weighted / self.busy
     }
 
-    /// Bytes in a write.
+    /// Mean bytes of a write.
     pub fn mean_write(&self) -> f64 {
         self.bytes as f64 / self.writes as f64
     }
 }
 
-/// A drive, watched.
+/// A drive with statistics.
 pub struct Watched {
     drive: Arc<dyn Drive>,
     seen: Mutex<Seen>,
@@ -65,7 +65,7 @@ impl Watched {
         Self { drive, seen: Mutex::new(Seen::new(0)) }
     }
 
-    /// What was seen; begins anew.
+    /// Returns the statistics, and restarts them.
     pub fn take(&self) -> Seen {
         let mut seen = self.seen.lock();
         seen.pass();
@@ -136,7 +136,7 @@ mod tests {
         // Two at a time, 30 ms each.
         let both = std::sync::Barrier::new(2);
         let asleep = || {
-            // Neither begins or ends without the other.
+            // Neither request begins or ends without the other.
             both.wait();
             std::thread::sleep(Duration::from_millis(30));
             both.wait();

@@ -1,9 +1,9 @@
-//! How the work of a log grows with the number of changed blocks and zeroed ranges that it holds.
+//! Growth of a log's work with the number of changed blocks and zeroed ranges that it holds.
 //!
-//! Drives are memory, so only the processor counts. The log is filled, opened again as after a cut
-//! of power, and drained; each step once for a quarter of the number, and once for all of it.
-//! Invariants: both sizes take turns; no two blocks and no two ranges are neighbours, so none joins
-//! another.
+//! The drives are memory, so only the processor counts. The log is filled, opened again as after a
+//! power cut, and drained; each step runs once with a quarter of the number, and once with all of
+//! it. Invariants: both sizes take turns; no two blocks and no two ranges are neighbours, so none
+//! are merged.
 
 use super::compact::{Compact, Nothing};
 use super::own::epoch;
@@ -23,29 +23,29 @@ use ztier::media::Drive;
 
 const SECTION: &str = "window";
 const SEGMENT: u32 = 1 << 20;
-/// Bytes of log for each request: its block, its header, and room.
+/// Bytes of log for each request: its block, its header, and spare room.
 const LOG_PER_REQUEST: u64 = 6 << 10;
-/// How many times as many requests the larger log holds.
+/// Requests of the larger log ÷ those of the smaller one.
 const STEP: u64 = 4;
-/// Processor time below which a step says nothing about growth, in seconds.
+/// Seconds of CPU time below which a step says nothing about growth.
 const LEAST: f64 = 0.02;
-/// The longest time that a drain may take.
+/// Limit on the time of a drain.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Between two writes beside a drain.
+/// Pause between two writes during a drain.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// What the log holds.
+/// The content of the log.
 #[derive(Clone, Copy, Debug)]
 enum Load {
-    /// Blocks, one by one.
+    /// Single blocks.
     Blocks,
-    /// Ranges of two blocks that were zeroed.
+    /// Zeroed ranges of two blocks.
     Zeroed,
-    /// Such that were discarded.
+    /// Discarded ranges of two blocks.
     Discarded,
-    /// Blocks and zeroed blocks in turn.
+    /// Blocks and zeroed blocks, alternating.
     Alternating,
-    /// Blocks first, then the zeroing of every other one.
+    /// Blocks first, then zeroing of every other one.
     Overwritten,
 }
 
@@ -80,11 +80,11 @@ impl Load {
     }
 }
 
-/// What one run took: processor seconds of the steps, the longest requests, memory.
+/// The cost of one run: CPU seconds of the steps, longest requests, memory.
 #[derive(Clone, Copy, Default)]
 struct Cost {
     steps: [f64; 3],
-    /// Milliseconds: while it was filled, and beside the drain.
+    /// Longest requests in milliseconds: during the fill, and during the drain.
     longest: [f64; 2],
     index_bytes: u64,
 }
@@ -92,7 +92,7 @@ struct Cost {
 const STEPS: [&str; 3] = ["fill", "open", "drain"];
 
 impl Plan<'_> {
-    /// The table over loads and numbers.
+    /// Measures all loads and numbers.
     pub(super) fn window(&self, report: &mut Report, quick: bool) -> Result<()> {
         let most: u64 = if quick { 100_000 } else { 1_000_000 };
         report.note(SECTION, "drives", "memory; processor time");
@@ -156,8 +156,8 @@ fn rows(report: &mut Report, load: Load, count: u64, runs: &[Cost]) {
     row("index", "B", &|cost| cost.index_bytes as f64);
 }
 
-/// How many times as much each step takes for [`STEP`] times as many, divided by what n log n
-/// takes. Quadratic work has 3.6 at 10^6. A step that takes next to nothing is left out.
+/// The growth of each step from one to [`STEP`] times the requests, divided by that of n log n.
+/// Quadratic work has 3.6 at 10^6. Very short steps are left out.
 fn growth(counts: [u64; 2], runs: &[Vec<Cost>; 2]) -> Vec<(&'static str, f64)> {
     let [few, many] = counts.map(|count| count as f64);
     let fair = many * many.log2() / (few * few.log2());
@@ -170,12 +170,12 @@ fn growth(counts: [u64; 2], runs: &[Vec<Cost>; 2]) -> Vec<(&'static str, f64)> {
         .collect()
 }
 
-/// Fills a log with so many requests, opens it again and drains it.
+/// Fills a log with `count` requests, opens it again and drains it.
 fn measure(load: Load, count: u64) -> Result<Cost> {
     let mut cost = Cost::default();
     let bytes = (count * LOG_PER_REQUEST).next_multiple_of(SEGMENT.into()) + (64 << 20);
     let drive = Arc::new(Compact::new(bytes, Name { size: bytes, ..Model::Ssd840Pro.into() }));
-    // Writes beside the drain go behind the rest.
+    // Writes during the drain go behind the others.
     let backing: Arc<dyn Drive> = Arc::new(Nothing((count * 4 + 1024) * BLOCK));
     let blocks = backing.size() / BLOCK;
     log::format(&*drive, [1; 16], [0; IDENTITY], blocks, SEGMENT).context("a log in memory")?;
@@ -188,7 +188,7 @@ fn measure(load: Load, count: u64) -> Result<Cost> {
     let before = cpu::process();
     cost.longest[0] = fill(&volume, load, count)?;
     cost.steps[0] = (cpu::process() - before).as_secs_f64();
-    // It ends here without being closed.
+    // The volume ends here without closing its log.
     drop(volume);
     let before = cpu::process();
     let volume = open()?;
@@ -202,13 +202,13 @@ fn measure(load: Load, count: u64) -> Result<Cost> {
     Ok(cost)
 }
 
-/// Nothing is written back unless it is asked for.
+/// Options without automatic writeback.
 fn options() -> LogOptions {
     let policy = Policy { threshold_percent: 101, ..Policy::default() };
     LogOptions { algorithm: Algorithm::None, policy, ..LogOptions::default() }
 }
 
-/// The longest request, in milliseconds.
+/// Fills the log; returns the time of the longest request in milliseconds.
 fn fill(volume: &Arc<LogVolume>, load: Load, count: u64) -> Result<f64> {
     let mut channel = Arc::clone(volume).channel();
     let mut data = [0; BLOCK_SIZE];
@@ -225,8 +225,8 @@ fn fill(volume: &Arc<LogVolume>, load: Load, count: u64) -> Result<f64> {
     Ok(longest.as_secs_f64() * 1e3)
 }
 
-/// Brings all that the log holds now to the backing store, and writes a block now and then
-/// meanwhile: the longest of these, in milliseconds.
+/// Writes back all that the log holds now, and writes a block now and then meanwhile; returns the
+/// time of the longest of these writes in milliseconds.
 fn drain(volume: &Arc<LogVolume>, count: u64) -> Result<f64> {
     let (until, stop) = (Instant::now() + PATIENCE, AtomicBool::new(false));
     let end = volume.drain(true);

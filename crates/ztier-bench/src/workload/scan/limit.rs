@@ -1,7 +1,8 @@
-//! The limit on the load's memory: a control group of its own, by either version.
+//! The limit on the load's memory: a control group, of either version.
 //!
-//! Invariants: the group holds only processes that a workload puts there; it is removed when its
-//! guard is dropped. What serves swap space stays outside, as the memory of a kernel's zram does.
+//! Invariants: the group holds only processes that a workload puts there; dropping the guard
+//! removes it. The processes that serve swap space stay outside, as the memory of a kernel's zram
+//! does.
 
 use crate::report::warn;
 use std::fs;
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use ztier::error::{Context, Error, Result};
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
-/// How long a group may take to be empty after its last process has ended.
+/// Limit on the time until a group is empty after its last process has ended.
 const EMPTY: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,13 +21,13 @@ enum Version {
     V2,
 }
 
-/// Where groups of the memory controller are.
+/// The hierarchy of the memory controller.
 #[derive(Debug, PartialEq, Eq)]
 struct Hierarchy {
     version: Version,
-    /// Its root, as it is mounted here.
+    /// Mount point of its root.
     mount: PathBuf,
-    /// The group of this process.
+    /// Path of this process's group.
     own: PathBuf,
 }
 
@@ -38,7 +39,7 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// A new group that may have `bytes`; swap is not limited.
+    /// A new group limited to `bytes`; swap is not limited.
     ///
     /// # Errors
     /// No memory controller here, or no right to use it.
@@ -53,37 +54,37 @@ impl Limit {
         let name = format!("ztier-bench-{}-{n}", std::process::id());
         let dir = hierarchy.parent()?.join(name);
         fs::create_dir(&dir).context(format!("cannot make {} (needs root)", dir.display()))?;
-        // From here on the guard removes it.
+        // From here on the guard removes the group.
         let limit = Self { version: hierarchy.version, dir };
         limit.set(bytes)?;
         Ok(limit)
     }
 
-    /// Changes how much it may have.
+    /// Changes the limit.
     ///
     /// # Errors
-    /// More is in use, and cannot be made less.
+    /// The group uses more, and cannot release it.
     pub fn set(&self, bytes: u64) -> Result<()> {
         let file = self.file("memory.limit_in_bytes", "memory.max");
         fs::write(&file, bytes.to_string())
             .context(format!("cannot set {} to {bytes}", file.display()))
     }
 
-    /// The file that takes the ids of processes.
+    /// The file for process ids.
     pub fn join(&self) -> PathBuf {
         self.dir.join("cgroup.procs")
     }
 
-    /// The most memory that was in use.
+    /// The maximum memory of the group.
     ///
     /// # Errors
-    /// The kernel does not say (version 2 before Linux 5.19).
+    /// The kernel does not count it (version 2 before Linux 5.19).
     pub fn peak(&self) -> Result<u64> {
         let path = self.file("memory.max_usage_in_bytes", "memory.peak");
         number(&path)
     }
 
-    /// How many processes in it were killed for want of memory.
+    /// Number of processes in the group that the OOM killer ended.
     pub fn killed(&self) -> u64 {
         let path = self.file("memory.oom_control", "memory.events");
         let text = fs::read_to_string(path).unwrap_or_default();
@@ -91,7 +92,7 @@ impl Limit {
         line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// In words.
+    /// A description for reports.
     pub fn about(&self) -> String {
         let version = match self.version {
             Version::V1 => "version 1",
@@ -101,7 +102,7 @@ impl Limit {
         format!("a memory control group ({version}), which {zswap} what zswap keeps")
     }
 
-    /// Whether what zswap keeps counts as memory of the group whose pages it has.
+    /// Whether the compressed pages of zswap count as memory of the group.
     pub fn counts_zswap(&self) -> bool {
         self.version == Version::V2
     }
@@ -128,8 +129,8 @@ impl Drop for Limit {
 }
 
 impl Hierarchy {
-    /// The group in which groups can be made. Version 2 takes none below a group with processes;
-    /// there it is the nearest group above that passes the controller on.
+    /// The group in which groups can be made. Version 2 allows none below a group with processes;
+    /// there it is the nearest group above that delegates the controller.
     fn parent(&self) -> Result<PathBuf> {
         if self.version == Version::V1 {
             return Ok(self.own.clone());
@@ -151,8 +152,8 @@ fn number(path: &Path) -> Result<u64> {
     text.trim().parse().map_err(|_| Error::failure(format!("{} holds {text:?}", path.display())))
 }
 
-/// Reads `/proc/self/cgroup` and `/proc/self/mountinfo`. The controller is in one of the versions
-/// at a time; where both are mounted, the first has it if it lists it.
+/// Reads `/proc/self/cgroup` and `/proc/self/mountinfo`. Only one version has the controller at a
+/// time; where both are mounted, version 1 has it if it lists it.
 fn find(groups: &str, mounts: &str) -> Option<Hierarchy> {
     let group = |wanted: fn(&str, &str) -> bool| {
         groups.lines().find_map(|line| {
@@ -178,7 +179,7 @@ fn find(groups: &str, mounts: &str) -> Option<Hierarchy> {
             Version::V2 => kind.first() == Some(&"cgroup2"),
         };
         let (root, mount) = (place.split(' ').nth(3)?, Path::new(place.split(' ').nth(4)?));
-        // In a container, what is mounted may begin further down.
+        // In a container, the mounted part may begin further down.
         let below =
             Path::new(path).strip_prefix(root).or_else(|_| Path::new(path).strip_prefix("/"));
         fits.then(|| Hierarchy {
@@ -235,7 +236,7 @@ mod tests {
         assert_eq!(hierarchy.parent().unwrap(), dir.path().join("slice"));
     }
 
-    /// Where there can be none, the refusal must say what is needed.
+    /// Where no group can be made, the refusal must name the requirement.
     #[test]
     fn a_group_comes_holds_no_process_and_goes() {
         let limit = match Limit::new(32 << 20) {

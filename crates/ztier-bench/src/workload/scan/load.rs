@@ -1,14 +1,14 @@
-//! The load: a process that goes over anonymous memory again and again.
+//! The load: a process that scans anonymous memory again and again.
 //!
 //! Seven eighths of its memory are mapped once and filled. A pass visits each page of them in order
-//! (the cyclic part): compares all of it with what the pass before left, and writes the next. Then
-//! it maps the last eighth anew, writes each page, reads each once, and unmaps it (the part that is
-//! used once). So a pass dirties everything, and the least recently used page is always the next
-//! one that is needed.
+//! (the cyclic part): it compares the page with what the pass before wrote, and writes new content.
+//! Then the pass maps the last eighth anew, writes each page, reads each once, and unmaps it (the
+//! part that is used once). So a pass dirties everything, and the least recently used page is
+//! always the next that is needed.
 //!
-//! Invariants: a page that is not byte for byte what was last written to it ends the load with an
-//! error that names it. What the load needs beside the scanned memory (the pool of data) is made
-//! and locked before it enters the group whose memory is limited, so that it is not part of that.
+//! Invariants: a page that differs from its last written content ends the load with an error that
+//! names the page. The load makes and locks its other memory (the pool of data) before it enters
+//! the group with the limit, so that this memory does not count.
 
 use crate::data::{Kind, Pool};
 use crate::sys::interrupt;
@@ -20,56 +20,56 @@ use std::time::{Duration, Instant};
 use ztier::BLOCK_SIZE;
 use ztier::error::{Context, Error, Result};
 
-/// Pages that all differ in how far they shrink: from 1.3:1 to 50:1, this in the mean.
+/// Pages with different ratios: from 1.3:1 to 50:1, this in the mean.
 pub const DATA: Kind = Kind::Mix(2.5);
-/// Distinct pages of the pool; which one a page gets turns with each pass.
+/// Bytes of distinct pages in the pool; each pass rotates the assignment of pages.
 const POOL_BYTES: usize = 4 << 20;
-/// The part of the memory that is used once.
+/// The divisor of the memory that is used once.
 const ONCE: u64 = 8;
-/// Pages between looks at the clock and at signals.
+/// Pages between checks of the clock and of signals.
 const LOOK: u64 = 64;
 
-/// What to scan.
+/// The parameters of a scan.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// Memory that is mapped at most, in MiB.
+    /// Limit on the mapped memory, in MiB.
     pub mib: u64,
-    /// How often.
+    /// Number of passes.
     pub passes: u32,
-    /// After how long to stop, wherever it is.
+    /// Time after which the load stops, wherever it is.
     pub limit: Option<Duration>,
-    /// The file of a group that takes process ids.
+    /// The file for process ids of a control group.
     pub join: Option<PathBuf>,
 }
 
-/// What a load found.
+/// The results of a load.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Wall time, from the first page that was filled to the last that was unmapped.
+    /// Wall time, from the first filled page to the last unmapped one.
     pub elapsed_s: f64,
-    /// In its own code meanwhile.
+    /// CPU time in user mode.
     pub user_s: f64,
-    /// In the kernel.
+    /// CPU time in the kernel.
     pub system_s: f64,
-    /// On a CPU, by the scheduler's finer clock; `None` where the kernel does not say.
+    /// Running time by the scheduler's finer clock; `None` where the kernel does not report it.
     pub running_s: Option<f64>,
-    /// Ready, without a CPU.
+    /// Time in which the load was ready without a CPU.
     pub queued_s: Option<f64>,
-    /// Faults that waited for I/O.
+    /// Faults with I/O.
     pub major_faults: u64,
-    /// Faults that did not.
+    /// Faults without I/O.
     pub minor_faults: u64,
-    /// Filling.
+    /// Time of the fill.
     pub fill_s: f64,
-    /// Each pass that ended.
+    /// Times of the finished passes.
     pub passes_s: Vec<f64>,
-    /// Whether it was stopped before its last pass ended.
+    /// Whether the load was stopped before the end of its last pass.
     pub cut: bool,
-    /// How far LZ4 shrinks the data, page by page.
+    /// LZ4's ratio of the data, page by page.
     pub ratio: f64,
 }
 
-/// The data of `load`, as it is described in reports.
+/// The data of a load, as reports describe it.
 ///
 /// # Errors
 /// No memory.
@@ -77,7 +77,7 @@ pub fn data() -> Result<Pool> {
     Pool::build(DATA, POOL_BYTES, crate::workload::SEED)
 }
 
-/// Runs in a process of its own.
+/// Runs a load; for a separate process.
 ///
 /// # Errors
 /// A wrong page; no memory; no such group; the run is interrupted.
@@ -115,7 +115,7 @@ struct Scan<'a> {
 }
 
 impl Scan<'_> {
-    /// Whether it came to its end; what it found on the way is in `outcome`.
+    /// Runs the load; returns whether it came to its end. Results so far are in `outcome`.
     fn run(&mut self, load: &Load, outcome: &mut Outcome) -> Result<bool> {
         let bytes = load.mib << 20;
         let once = bytes / ONCE;
@@ -130,7 +130,7 @@ impl Scan<'_> {
             if !self.go(&mut memory, |page, bytes, pool| visit(page, pass, bytes, pool))? {
                 return Ok(false);
             }
-            // Numbers of their own, so that no page of one part passes for one of the other.
+            // Distinct block numbers, so that no page of one part passes for one of the other.
             let first = (bytes - once) / BLOCK_SIZE as u64;
             let mut memory = AlignedBuf::small_pages(len(once)?)?;
             let filled =
@@ -147,7 +147,7 @@ impl Scan<'_> {
         Ok(true)
     }
 
-    /// Does something with each page in order; whether there was time for all.
+    /// Applies `visit` to each page in order; returns whether there was time for all.
     fn go(
         &mut self,
         memory: &mut [u8],
@@ -166,7 +166,7 @@ impl Scan<'_> {
     }
 }
 
-/// A pass over one page: it must hold what the pass before wrote, and gets what this one writes.
+/// A pass over one page: checks that it has the content of the pass before, and writes new content.
 fn visit(page: u64, pass: u32, bytes: &mut [u8], pool: &mut Pool) -> Result<()> {
     check(page, pass - 1, bytes, pool)?;
     write(page, pass, bytes, pool)
@@ -196,7 +196,7 @@ mod tests {
         vec![0; count * BLOCK_SIZE]
     }
 
-    /// Two passes over a few pages, with something done to them in between.
+    /// Two passes over a few pages, with `damage` in between.
     fn scanned(damage: impl FnOnce(&mut [u8])) -> Result<bool> {
         let mut pool = data().unwrap();
         let mut scan = Scan { pool: &mut pool, begun: Instant::now(), limit: None };
@@ -246,7 +246,7 @@ mod tests {
         assert!((2.0..3.0).contains(&pool.ratio), "{}", pool.ratio);
         let page = |pool: &mut Pool, page: u64| pool.record(page * 4096, 0, 4096).to_vec();
         assert_ne!(page(&mut pool, 1), page(&mut pool, 2));
-        // Also where the pool begins anew.
+        // Also where the pool repeats.
         assert_ne!(page(&mut pool, 1), page(&mut pool, 1 + (POOL_BYTES / 4096) as u64));
     }
 }

@@ -1,7 +1,7 @@
 //! One run of the load on one system.
 //!
-//! Invariants: every wait has a bound; the load has ended before its swap is turned off, on every
-//! way out; guards put back what the run changed.
+//! Invariants: every wait has a limit; the load has ended before its swap is turned off, in every
+//! case; guards restore what the run changed.
 
 use super::limit::Limit;
 use super::load::Outcome;
@@ -15,60 +15,60 @@ use std::time::Duration;
 use ztier::BLOCK_SIZE;
 use ztier::error::{Context, Error, Result};
 
-/// What a load may take to begin and to end beside its own time.
+/// Time that a load may take to begin and to end, beyond its own duration.
 const SLACK: Duration = Duration::from_secs(60);
 
-/// What a load does, and what it may have.
+/// The work of a load, and its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Memory of the load, in MiB.
     pub mib: u64,
-    /// How often it goes over it.
+    /// Number of passes.
     pub passes: u32,
-    /// What of it may be in memory, in MiB; `None` leaves it to the machine's size.
+    /// Memory limit of the load, in MiB; `None`: the machine's size.
     pub limit_mib: Option<u64>,
-    /// After how long it stops.
+    /// Time after which the load stops.
     pub time: Duration,
-    /// Between looks at the swap in use.
+    /// Interval between samples of the swap in use.
     pub look: Duration,
 }
 
-/// What a run found.
+/// The results of a run.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// What the load says.
+    /// The load's own results.
     pub outcome: Outcome,
-    /// Busy time of the machine, percent of one CPU.
+    /// Busy time of the machine, in percent of one CPU.
     pub machine_percent: f64,
-    /// Processor time of the process that serves the pages.
+    /// CPU time of the process that serves the pages.
     pub serving: Option<Duration>,
-    /// The most memory of the load's group.
+    /// Maximum memory of the load's group.
     pub peak: Option<u64>,
-    /// The most memory of the compressed pages that is not in `peak`.
+    /// Maximum memory of the compressed pages that is not in `peak`.
     pub store: Option<u64>,
     /// Swap in use during the passes.
     pub range: Option<Range>,
-    /// Swap in use from the beginning.
+    /// Samples of the swap in use, from the beginning.
     pub samples: Vec<Sample>,
-    /// Bytes that the kernel read from the device.
+    /// Bytes that the kernel read from the swap device.
     pub bytes_in: u64,
-    /// Bytes that the kernel wrote to the device.
+    /// Bytes that the kernel wrote to the swap device.
     pub bytes_out: u64,
-    /// Bytes that went to a disk.
+    /// Bytes written to a disk.
     pub written: u64,
-    /// Whether the device is one of ublk.
+    /// Whether the device is a ublk device.
     pub ublk: bool,
-    /// What ours counted.
+    /// Counters of ztier.
     pub counters: Option<Counters>,
 }
 
 impl Shape {
-    /// Swap space for it: what could be out at most, twice.
+    /// Size of the swap space: twice the maximum that can be swapped out.
     pub fn swap_bytes(&self) -> u64 {
         ((2 * self.mib) << 20).next_power_of_two()
     }
 
-    /// In words.
+    /// A description for reports.
     pub fn about(&self) -> String {
         let limit =
             self.limit_mib.map_or("what memory there is".to_owned(), |m| format!("{m} MiB"));
@@ -77,7 +77,7 @@ impl Shape {
 }
 
 impl Contender {
-    /// Runs the load on it.
+    /// Runs the load on this system.
     ///
     /// # Errors
     /// A wrong page; the load was killed or took too long; the system could not be used.
@@ -140,7 +140,7 @@ impl Contender {
         Ok((outcome, samples))
     }
 
-    /// The most memory of the compressed pages, unless the load's group has it in its own.
+    /// The maximum memory of the compressed pages, unless the load's group includes it.
     fn store(&self, samples: &[Sample], limit: Option<&Limit>) -> Option<u64> {
         let seen = samples.iter().filter_map(|sample| sample.memory).max();
         let in_group = seen.is_some() && self.memory_max().is_none();

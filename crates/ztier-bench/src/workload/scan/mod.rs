@@ -1,8 +1,8 @@
-//! The linux-mm `scan` benchmark: memory that does not fit is gone over again and again, with each
-//! system as the swap space in turn.
+//! The linux-mm `scan` benchmark: repeated scans of memory that does not fit, with each system as
+//! the swap space in turn.
 //!
 //! Invariants: rivals take turns in each round, under the same settings; the first run of each is
-//! told apart, as in the source; a wrong page ends the system's runs and fails the table.
+//! reported separately, as in the source; a wrong page ends the system's runs and fails the table.
 
 pub mod load;
 
@@ -25,21 +25,21 @@ use system::{Contender, More};
 use ztier::error::Result;
 
 const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
-/// As `ztier swapon` sets it.
+/// The default of `ztier swapon`.
 const CLUSTER: u32 = 5;
 /// Runs of each system with any further setting.
 const FEW: u32 = 2;
-/// The longest that one load may take, of a quick run and of a full one.
+/// Limit on the time of one load, in a quick run and in a full one.
 const TIME: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(300)];
-/// The same on the modelled disk, which is as slow as it is.
+/// The same on the modelled disk, which is slow in real time.
 const MODELLED_TIME: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(240)];
 
-/// What the command line says.
+/// Options of the command line.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
-    /// End within a minute.
+    /// Whether to end within a minute.
     pub quick: bool,
-    /// In a machine of our own, as small as the source's.
+    /// Whether to run in a virtual machine as small as the source's.
     pub inside: bool,
     /// `--mib`.
     pub mib: Option<u64>,
@@ -57,11 +57,11 @@ pub struct Choice {
     pub systems: Vec<System>,
 }
 
-/// What a table measures.
+/// The measurements of a table.
 #[derive(Clone, Debug)]
 struct Plan {
     shape: Shape,
-    /// On the modelled disk.
+    /// The load for the modelled disk.
     small: Shape,
     runs: u32,
     clusters: Vec<u32>,
@@ -71,16 +71,16 @@ struct Plan {
 /// All runs of one system.
 struct Runs {
     system: System,
-    /// In order, the first apart from the others.
+    /// In order; the first run is separate from the others.
     found: Vec<Measured>,
 }
 
 impl Choice {
     fn plan(&self) -> Plan {
         let pick = |quick: u64, full: u64| if self.quick { quick } else { full };
-        // In the source's memory there is room for less beside what is kept compressed and locked.
+        // In the source's memory there is less room beside the compressed and locked memory.
         let mib = self.mib.unwrap_or(if self.inside { pick(96, 256) } else { pick(96, 480) });
-        // What the source's machine had for the load, less what its system took.
+        // The share that the source's machine had for the load, without its system's memory.
         let in_proportion = |mib: u64| (mib * 5 / 8).max(8);
         let limit = match self.limit {
             None => Some(in_proportion(mib)),
@@ -97,7 +97,7 @@ impl Choice {
             time: TIME[speed],
             look: Duration::from_millis(pick(20, 100)),
         };
-        // Enough that neither the disk's own cache nor its reading ahead holds what is out.
+        // Large enough that neither the disk's cache nor its readahead holds all swapped pages.
         let small = Shape {
             mib: mib.min(modelled),
             passes: passes.min(if self.quick { 1 } else { 2 }),
@@ -120,7 +120,7 @@ impl Choice {
     }
 }
 
-/// Runs the table; what went wrong with which system.
+/// Runs the table; returns the systems that failed, with errors.
 ///
 /// # Errors
 /// The run is interrupted; the settings cannot be changed.
@@ -132,7 +132,7 @@ pub fn run(report: &mut Report, choice: &Choice, place: &Place) -> Result<Vec<St
         plan.systems.iter().copied().partition(|s| s.is_modelled());
     let mut first = Vec::new();
     for (i, &cluster) in plan.clusters.iter().enumerate() {
-        // Disks want to read ahead as ours does; what else a setting does shows in few runs.
+        // Disks need the same readahead as ztier; a few runs show the other effects of a setting.
         let in_memory = |system: &System| i == 0 || system.stays_in_memory();
         let systems: Vec<System> = others.iter().copied().filter(in_memory).collect();
         if systems.is_empty() {
@@ -185,7 +185,7 @@ struct Turns<'a> {
 }
 
 impl Turns<'_> {
-    /// So many rounds; a system that fails is left out of the next.
+    /// Runs `rounds` rounds; a system that fails is left out of the next.
     fn all(&mut self, systems: &[System], shape: &Shape, rounds: u32) -> Result<Vec<Runs>> {
         let mut all: Vec<Runs> =
             systems.iter().map(|&system| Runs { system, found: Vec::new() }).collect();
@@ -215,7 +215,7 @@ impl Turns<'_> {
         Ok(all)
     }
 
-    /// One run; nothing where the machine lacks the system.
+    /// One run; `None` where the machine lacks the system.
     fn turn(
         &mut self,
         up: &mut Option<Contender>,
@@ -249,13 +249,13 @@ impl Turns<'_> {
     }
 }
 
-/// Half of the most memory that ours had so far, with everything in memory.
+/// Half of ztier's maximum memory so far, with everything in memory.
 fn half_of_memory(all: &[Runs]) -> Option<u64> {
     let ours = all.iter().find(|runs| runs.system == System::Ztier)?;
     Some(ours.found.last()?.store? / 2)
 }
 
-/// The machine's own setting.
+/// The machine's setting of vm.page-cluster.
 fn cluster_here() -> String {
     read(Path::new(PAGE_CLUSTER)).unwrap_or_else(|_| "unknown".into())
 }

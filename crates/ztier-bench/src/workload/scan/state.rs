@@ -1,7 +1,6 @@
-//! Rows, a table, notes and ratios of what was measured.
+//! Rows, a table, notes and ratios of the results.
 //!
-//! Invariant: the first run of a system counts only in the row that says so, unless there is no
-//! other.
+//! Invariant: the first run of a system counts only in its own row, unless there is no other run.
 
 use super::limit::Limit;
 use super::measure::{Measured, Shape};
@@ -11,7 +10,7 @@ use ztier::error::Result;
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// A figure of a run: what it is, its unit, and how it is had.
+/// A figure of a run: its name, its unit, and its getter.
 type Figure = (&'static str, &'static str, fn(&Measured) -> Option<f64>);
 
 const FIGURES: [Figure; 19] = [
@@ -36,7 +35,7 @@ const FIGURES: [Figure; 19] = [
     ("asked of ztier to write", "MiB", |m| Some(m.counters?.asked as f64 / MIB)),
 ];
 
-/// The median of the passes.
+/// The median time of the passes.
 fn pass(m: &Measured) -> Option<f64> {
     let passes = &m.outcome.passes_s;
     (!passes.is_empty()).then(|| median(passes))
@@ -46,7 +45,7 @@ fn cpu_percent(m: &Measured) -> f64 {
     100.0 * (m.outcome.user_s + m.outcome.system_s) / m.outcome.elapsed_s.max(1e-9)
 }
 
-/// What is left of the time when the load neither ran nor queued for a CPU.
+/// The time in which the load neither ran nor queued for a CPU.
 fn waiting(m: &Measured) -> Option<f64> {
     let busy = m.outcome.running_s? + m.outcome.queued_s?;
     Some((m.outcome.elapsed_s - busy).max(0.0))
@@ -60,7 +59,7 @@ fn all_memory(m: &Measured) -> Option<f64> {
     Some((m.peak? + m.store?) as f64)
 }
 
-/// States what holds for all systems.
+/// Reports the conditions common to all systems.
 ///
 /// # Errors
 /// No memory; no group with a limit can be made here.
@@ -77,7 +76,7 @@ pub fn conditions(report: &mut Report, plan: &Plan) -> Result<()> {
 }
 
 impl Runs {
-    /// Those that count: without the first, if there are more.
+    /// The runs that count: without the first, if there are more.
     fn counted(&self) -> &[Measured] {
         match &self.found[..] {
             [_, rest @ ..] if !rest.is_empty() => rest,
@@ -89,13 +88,13 @@ impl Runs {
         self.counted().iter().filter_map(figure).collect()
     }
 
-    /// NaN if there is none.
+    /// The median of a figure; NaN without runs.
     fn middle(&self, figure: fn(&Measured) -> Option<f64>) -> f64 {
         median(&self.figure(figure))
     }
 }
 
-/// Rows of each figure, and a table of those that matter most.
+/// Rows of each figure, and a table of the most important ones.
 pub fn table(report: &mut Report, section: &str, shape: &Shape, all: &[Runs]) {
     let case = |what: &str| format!("{what}, {}", shape.about());
     let table = Table::new(&[
@@ -173,7 +172,7 @@ fn cells(runs: &Runs) -> Vec<String> {
     ]
 }
 
-/// Where the time of a run went: the source's question.
+/// The distribution of a run's time: the source's question.
 fn account(runs: &Runs) -> Option<String> {
     let of = |figure: fn(&Measured) -> Option<f64>| {
         let value = runs.middle(figure);
@@ -206,13 +205,13 @@ fn runs_of(all: &[Runs], system: System) -> Option<&Runs> {
     all.iter().find(|runs| runs.system == system && !runs.found.is_empty())
 }
 
-/// Ours beside each rival. Targets count at the first page-cluster, which has no suffix.
+/// ztier relative to each rival. Targets count at the first page-cluster, which has no suffix.
 pub fn ratios(report: &mut Report, suffix: &str, all: &[Runs]) {
     let mut ratio = |name: &str, value: f64, goal: Goal| {
         let goal = if suffix.is_empty() { goal } else { Goal::None };
         report.ratio(&format!("{name}{suffix}"), value, goal);
     };
-    // How long a run that was cut takes is unknown.
+    // The full time of a run that was cut is unknown.
     let elapsed = |runs: &Runs| match runs.counted().iter().any(|m| m.outcome.cut) {
         true => f64::NAN,
         false => runs.middle(|m| Some(m.outcome.elapsed_s)),
@@ -229,7 +228,7 @@ pub fn ratios(report: &mut Report, suffix: &str, all: &[Runs]) {
                 ratio(name, elapsed(rival) / elapsed(ours), goal);
             }
         }
-        // Of the volume's life, so that of its last run.
+        // Counted since the volume came up; the last run has the final value.
         let last = ours.found.last().and_then(|m| m.counters).filter(|c| c.reads > 0);
         if let Some(counters) = last {
             let value = counters.read_p99_ns / counters.read_p50_ns;
@@ -240,12 +239,12 @@ pub fn ratios(report: &mut Report, suffix: &str, all: &[Runs]) {
     let written = |runs: &Runs| runs.middle(|m| Some(m.written as f64));
     if let Some(disk) = runs_of(all, System::Disk) {
         ratio("spill_vs_disk_swap", elapsed(disk) / elapsed(spill), Goal::AtLeast(3.0));
-        // Half of what disk swap writes: what goes down, page by page and whole.
+        // Half of what disk swap writes: the pages that are spilled, one by one and uncompressed.
         let value = written(spill) / (written(disk) / 2.0);
         ratio("spill_bytes_vs_uncompressed", value, Goal::AtMost(0.5));
     }
     if let Some(zswap) = runs_of(all, System::Zswap) {
-        // A pool that holds everything is another system.
+        // A pool that holds everything is a different system.
         let counts = written(zswap) > 0.0;
         let goal = |most| if counts { Goal::AtMost(most) } else { Goal::None };
         ratio("spill_vs_zswap", elapsed(spill) / elapsed(zswap), goal(1.0));
@@ -255,7 +254,7 @@ pub fn ratios(report: &mut Report, suffix: &str, all: &[Runs]) {
     }
 }
 
-/// Ours at the first setting beside the kernel's zram at the better one for it.
+/// ztier at the first setting relative to the kernel's zram at its better setting.
 pub fn at_its_best(report: &mut Report, first: &[Runs], other: &[Runs]) {
     let elapsed = |runs: &Runs| runs.middle(|m| Some(m.outcome.elapsed_s));
     let zram = |all: &[Runs]| runs_of(all, System::ZramLz4).map(elapsed);
@@ -266,13 +265,13 @@ pub fn at_its_best(report: &mut Report, first: &[Runs], other: &[Runs]) {
     }
 }
 
-/// A pass, or as much of the first one as there was time for: no pass takes less.
+/// The time of a pass, or of the unfinished first one: a lower bound.
 fn pass_at_least(m: &Measured) -> Option<f64> {
     pass(m).or(m.outcome.cut.then_some(m.outcome.elapsed_s - m.outcome.fill_s))
 }
 
-/// Ours beside the modelled disk: by passes, since that one may be stopped before its last. If it
-/// is stopped before its first ends, the ratio is at least this.
+/// ztier relative to the modelled disk: by passes, since the disk's run may be stopped before its
+/// last pass. If it is stopped before the end of the first, the ratio is a lower bound.
 pub fn modelled(report: &mut Report, all: &[Runs]) {
     let Some(disk) = runs_of(all, System::ModelledDisk) else { return };
     let mut ratio = |name, system, least| {

@@ -1,7 +1,8 @@
-//! Swap on a device, for as long as a run needs it.
+//! Swap on a device, while a run needs it.
 //!
-//! Invariants: other swap of the machine is left alone, and refused if it could be used before
-//! ours; swap is off again when the guard is dropped, and the owner of the device drops that later.
+//! Invariants: other swap of the machine is left alone, and the run refuses if the kernel could use
+//! other swap first; dropping the guard turns swap off, and the owner of the device drops the
+//! device later.
 
 use crate::report::warn;
 use crate::sys::command::{run, undo};
@@ -9,12 +10,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use ztier::error::{Context, Error, Result};
 
-/// Above what others have; the kernel's highest is 32767.
+/// Above the priority of other swap; the kernel's highest is 32767.
 pub const PRIORITY: i32 = 32000;
 const LIMIT: Duration = Duration::from_secs(60);
-/// Reading everything back from a slow disk takes its time.
+/// Limit on reading everything back from a slow disk.
 pub const OFF: Duration = Duration::from_secs(300);
-/// How often to try.
+/// Number of attempts.
 const TRIES: u32 = 3;
 
 /// A line of `/proc/swaps`.
@@ -25,28 +26,28 @@ struct Entry {
     priority: i32,
 }
 
-/// How swap is ended.
+/// A function that ends swap.
 type End = Box<dyn Fn() -> Result<()> + Send + Sync>;
 
-/// Swap that is on.
+/// Active swap.
 pub struct SwapOn {
     device: PathBuf,
     end: End,
 }
 
-/// Makes swap space of a device; whatever was on it is gone.
+/// Makes swap space on a device; its content is lost.
 ///
 /// # Errors
-/// What `mkswap` says.
+/// The error of `mkswap`.
 pub fn make(device: &Path) -> Result<()> {
     run("mkswap", &[device], LIMIT).map(drop)
 }
 
 impl SwapOn {
-    /// Uses it before all other swap.
+    /// Turns on swap with priority over all other swap.
     ///
     /// # Errors
-    /// Other swap would be used before it; what `swapon` says.
+    /// Other swap would have priority; the error of `swapon`.
     pub fn new(device: &Path) -> Result<Self> {
         let path = device.to_path_buf();
         let end = move || undo("swapoff", &[&path], OFF).map(drop);
@@ -55,21 +56,21 @@ impl SwapOn {
         Self::by(device, || run("swapon", &args, LIMIT).map(drop), Box::new(end))
     }
 
-    /// The same by what `begin` does, until `end`.
+    /// Turns on swap with `begin`, and off with `end`.
     ///
     /// # Errors
-    /// Other swap would be used before it; that of `begin`.
+    /// Other swap would have priority; the error of `begin`.
     pub fn by(device: &Path, begin: impl FnOnce() -> Result<()>, end: End) -> Result<Self> {
         refuse_others(&table()?)?;
         let device = std::fs::canonicalize(device)
             .context(format_args!("cannot find {}", device.display()))?;
-        // A program that failed may have done it before: the guard sees.
+        // A program that failed may have turned it on before: the guard checks that.
         let guard = Self { device, end };
         begin()?;
         Ok(guard)
     }
 
-    /// Bytes of it that are in use; `None` if it is not on.
+    /// Bytes of it in use; `None` if it is off.
     pub fn used(&self) -> Option<u64> {
         let entries = table().ok()?;
         entries.into_iter().find(|entry| entry.path == self.device).map(|entry| entry.used)
@@ -95,7 +96,7 @@ impl Drop for SwapOn {
     }
 }
 
-/// What is on now.
+/// The active swap.
 fn table() -> Result<Vec<Entry>> {
     let text = std::fs::read_to_string("/proc/swaps").context("cannot read /proc/swaps")?;
     Ok(parse(&text))
@@ -105,7 +106,7 @@ fn parse(text: &str) -> Vec<Entry> {
     let entry = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let [path, _, _, used, priority] = fields[..] else { return None };
-        // As the kernel writes spaces in paths.
+        // The kernel's escape of blanks in paths.
         let path = PathBuf::from(path.replace("\\040", " "));
         let used = used.parse::<u64>().ok()? * 1024;
         Some(Entry { path, used, priority: priority.parse().ok()? })

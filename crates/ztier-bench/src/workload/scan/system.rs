@@ -1,7 +1,7 @@
-//! The systems that take turns: each a device to swap on, and what it says about itself.
+//! The systems that take turns: each has a device to swap on, and a description.
 //!
-//! Invariant: a system stays up from its first run to its last, and only one is swapped on at a
-//! time; so each is as old as a machine's would be, and none helps another.
+//! Invariant: a system stays up from its first run to its last, and only one is used as swap at a
+//! time; so each ages as a machine's own would, and none helps another.
 
 use super::swap;
 use crate::model::{Kind, ModelDrive, Name};
@@ -22,9 +22,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Requests that the modelled disk may have under way: threads that serve it.
+/// Limit on the requests in flight on the modelled disk: threads that serve it.
 const QUEUE: usize = 16;
-/// Memory that must be left for everything else while this process serves swap.
+/// Memory that must stay free while this process serves swap.
 const ROOM: u64 = 2 << 30;
 
 /// The system that takes the pages.
@@ -49,7 +49,7 @@ pub enum System {
 }
 
 impl System {
-    /// As it is called in reports.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ztier => "ztier",
@@ -63,18 +63,18 @@ impl System {
         }
     }
 
-    /// Whether none of it goes to a disk.
+    /// Whether no page goes to a disk.
     pub fn stays_in_memory(self) -> bool {
         matches!(self, Self::Ztier | Self::ZramLz4 | Self::Zram)
     }
 
-    /// Whether it goes to a modelled disk.
+    /// Whether pages go to a modelled disk.
     pub fn is_modelled(self) -> bool {
         matches!(self, Self::ModelledDisk | Self::ModelledSpill)
     }
 }
 
-/// Where disk swap goes.
+/// The place of disk swap.
 #[derive(Clone, Debug)]
 pub enum Place {
     /// A file that is made in this directory.
@@ -84,7 +84,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// A file or device for one of the systems that need any, each its own.
+    /// A file or device for one of the systems that need any, separate for each.
     fn source(&self, system: System, bytes: u64) -> Result<Source> {
         let takers = [System::Disk, System::Zswap, System::Spill];
         let number = takers.iter().position(|taker| *taker == system).unwrap_or(0);
@@ -109,7 +109,7 @@ impl Place {
     }
 }
 
-/// A system that is up. What serves the pages is dropped before what is below it.
+/// A running system. The server of the pages is dropped before what is below it.
 pub struct Contender {
     behind: Behind,
     device: PathBuf,
@@ -117,16 +117,16 @@ pub struct Contender {
 
 enum Behind {
     Ztier(Up),
-    /// Ours over a drive.
+    /// ztier with a spill device.
     Spill(Up, Below),
     Zram(Zram),
     Disk(Source),
-    /// With its limit, and what is to be said about it.
+    /// With its limit and its description.
     Zswap(Source, Option<u32>, String),
     Modelled(Served),
 }
 
-/// What ours spills to.
+/// The spill device of ztier.
 enum Below {
     Drive(Source),
     Modelled(Box<Served>),
@@ -143,26 +143,26 @@ impl Below {
     }
 }
 
-/// What some systems are made with.
+/// Options of some systems.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct More {
-    /// The memory of [`System::Spill`].
+    /// The memory limit of [`System::Spill`].
     pub limit: Option<u64>,
-    /// The part of the machine's memory that [`System::Zswap`] may have.
+    /// Percent of the machine's memory for [`System::Zswap`].
     pub zswap_percent: Option<u32>,
 }
 
-/// What ours counts, as far as the table needs it.
+/// The counters of ztier that the table needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counters {
-    /// The most memory it had.
+    /// Maximum memory.
     pub memory_max: u64,
-    /// Bytes that were written to it.
+    /// Bytes written to the volume.
     pub asked: u64,
     /// Bytes written to the spill device.
     pub spill_written: u64,
-    /// Read requests: how many, and how long 50 and 99 of 100 took at most, from their arrival in
-    /// the daemon to their end.
+    /// Number of read requests; their 50th and 99th percentile, from the arrival in the daemon to
+    /// the end.
     pub reads: u64,
     /// See `reads`.
     pub read_p50_ns: f64,
@@ -171,17 +171,17 @@ pub struct Counters {
 }
 
 impl Contender {
-    /// Brings one up with swap space of `size` bytes.
+    /// Brings a system up with swap space of `size` bytes.
     ///
     /// # Errors
-    /// What this machine lacks for it.
+    /// A prerequisite that this machine lacks.
     pub fn up(system: System, size: u64, place: &Place, more: More) -> Result<Self> {
         let behind = match system {
             System::Ztier => Behind::Ztier(Up::for_swap(size, None, None)?),
             System::ZramLz4 => Behind::Zram(Zram::new(size)?),
             System::Zram => Behind::Zram(Zram::with_default(size)?),
             System::Zswap => {
-                // Only tried: it is on while it is swapped on.
+                // Only a trial: zswap is on while the system is used as swap.
                 let tried = Zswap::new(more.zswap_percent)?;
                 let about = Zswap::about();
                 drop(tried);
@@ -210,10 +210,10 @@ impl Contender {
         Ok(contender)
     }
 
-    /// Swaps on it. What comes back is dropped in order.
+    /// Turns swap on. The parts of the result are dropped in order.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn on(&self) -> Result<On> {
         let zswap = match self.behind {
             Behind::Zswap(_, percent, _) => Some(Zswap::new(percent)?),
@@ -229,7 +229,7 @@ impl Contender {
         Ok(On { swap, _zswap: zswap })
     }
 
-    /// Our volume, if it is one.
+    /// The volume, for ztier.
     fn own(&self) -> Option<&Up> {
         match &self.behind {
             Behind::Ztier(up) | Behind::Spill(up, _) => Some(up),
@@ -237,12 +237,12 @@ impl Contender {
         }
     }
 
-    /// Where the pages go.
+    /// The swap device.
     pub fn device(&self) -> &Path {
         &self.device
     }
 
-    /// What must be said about it.
+    /// The description for reports.
     pub fn about(&self) -> String {
         match &self.behind {
             Behind::Ztier(up) => up.about(),
@@ -262,7 +262,7 @@ impl Contender {
         }
     }
 
-    /// Memory that the compressed pages take now, where that can be asked without work.
+    /// Present memory of the compressed pages, where that is cheap to read.
     pub fn memory(&self) -> Option<u64> {
         match &self.behind {
             Behind::Zram(zram) => Some(zram.mm_stat().ok()?.mem_used_total + zram.table_bytes()),
@@ -271,7 +271,7 @@ impl Contender {
         }
     }
 
-    /// The most memory that the compressed pages took so far, where that is counted.
+    /// Maximum memory of the compressed pages, where it is counted.
     pub fn memory_max(&self) -> Option<u64> {
         match &self.behind {
             Behind::Zram(zram) => Some(zram.mm_stat().ok()?.mem_used_max + zram.table_bytes()),
@@ -281,7 +281,7 @@ impl Contender {
         }
     }
 
-    /// What ours has counted; `None` of others.
+    /// The counters of ztier; `None` for others.
     ///
     /// # Errors
     /// The daemon does not answer.
@@ -291,7 +291,7 @@ impl Contender {
         Ok(Some(counters(&up.status()?).ok_or_else(missing)?))
     }
 
-    /// Processor time of the process that serves it; `None` where the kernel does.
+    /// CPU time of the process that serves the pages; `None` where the kernel serves them.
     ///
     /// # Errors
     /// The process is gone.
@@ -308,8 +308,8 @@ impl Contender {
         }
     }
 
-    /// Bytes that went to a disk when the kernel wrote `swapped` bytes to the device and `counters`
-    /// is what ours did meanwhile.
+    /// Bytes written to a disk while the kernel wrote `swapped` bytes to the device and ztier's
+    /// counters rose by `counters`.
     pub fn written(&self, swapped: u64, counters: Option<Counters>) -> u64 {
         match self.behind {
             Behind::Disk(_) | Behind::Zswap(..) | Behind::Modelled(_) => swapped,
@@ -319,9 +319,9 @@ impl Contender {
     }
 }
 
-/// Swap that is on, and zswap before it. Dropped in order: swapping off empties zswap.
+/// Active swap, and zswap in front of it. Dropped in order: turning swap off empties zswap.
 pub struct On {
-    /// The device's.
+    /// The swap of the device.
     pub swap: swap::SwapOn,
     _zswap: Option<Zswap>,
 }
@@ -350,9 +350,10 @@ fn modelled(size: u64) -> Result<Served> {
     let drive = ModelDrive::real_time(Name { size, ..Kind::Hdd7200.into() });
     drive.reserve(size);
     let device = Arc::new(RawDevice(Arc::new(drive)));
-    // The threads that serve it should not wait for what they serve, if this process may ask for
-    // that; they get it from the thread that starts them. It must not be the one that later starts
-    // the load, which has to wait. The room demanded above is what keeps them from waiting anyway.
+    // The serving threads should not wait for the memory that they serve, if this process may
+    // request that; they inherit the setting from the thread that starts them. This must not be the
+    // thread that later starts the load, which has to wait. The memory required above keeps the
+    // threads from waiting in any case.
     let serve = || {
         let _ = rustix::process::configure_io_flusher_behavior(true);
         Served::by(device, "modelled", QUEUE)
@@ -364,12 +365,12 @@ fn modelled(size: u64) -> Result<Served> {
 fn counters(status: &Value) -> Option<Counters> {
     let stats = &status["stats"];
     let (waiting, serving) = (&stats["read"]["waiting"], &stats["read"]["serving"]);
-    // Of a sum, no more than the sums of both are known: 99 of 100 take that at most.
+    // Upper bound: of a sum only the sums of both quantiles are known.
     let ns = |quantile: &str| Some(waiting[quantile].as_f64()? + serving[quantile].as_f64()?);
     Some(Counters {
         memory_max: stats["mem_used_max_bytes"].as_u64()?,
         asked: stats["write"]["bytes"].as_u64()?,
-        // Only volumes that spill have it.
+        // Only volumes with a spill device have it.
         spill_written: stats["spill_written_bytes"].as_u64().unwrap_or(0),
         reads: serving["count"].as_u64()?,
         read_p50_ns: ns("p50_ns")?,
@@ -378,7 +379,7 @@ fn counters(status: &Value) -> Option<Counters> {
 }
 
 impl Counters {
-    /// What was counted since; what is no sum stays as it is.
+    /// The counts since `before`; values that are no sums stay.
     pub fn since(self, before: Self) -> Self {
         Self {
             asked: self.asked - before.asked,

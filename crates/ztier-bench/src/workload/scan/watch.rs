@@ -1,22 +1,22 @@
-//! What happens while a load runs: swap in use, memory of the compressed pages.
+//! Observations while a load runs: swap in use, memory of the compressed pages.
 
 use super::swap::SwapOn;
 use super::system::Contender;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// One look.
+/// One sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// Since the first.
+    /// Time since the first sample.
     pub at: Duration,
     /// Bytes of swap in use.
     pub swap: u64,
-    /// Bytes of memory that the compressed pages take, where that costs nothing to ask.
+    /// Bytes of memory of the compressed pages, where that is cheap to read.
     pub memory: Option<u64>,
 }
 
-/// Looks every `each` until it is told that the load has ended.
+/// Samples every `each` until the load has ended.
 pub fn watch(
     contender: &Contender,
     swap: &SwapOn,
@@ -35,18 +35,18 @@ pub fn watch(
     samples
 }
 
-/// Swap in use, in bytes: least, mean, most.
+/// Swap in use, in bytes: minimum, mean, maximum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Range {
-    /// The least.
+    /// Minimum.
     pub least: f64,
     /// The mean.
     pub mean: f64,
-    /// The most.
+    /// Maximum.
     pub most: f64,
 }
 
-/// Of the last `time` that was watched: while passes ran, without the filling before them.
+/// The range in the last `time`: during the passes, without the fill before them.
 pub fn range(samples: &[Sample], time: Duration) -> Option<Range> {
     let from = samples.last()?.at.saturating_sub(time);
     let late: Vec<f64> = samples.iter().filter(|s| s.at >= from).map(|s| s.swap as f64).collect();

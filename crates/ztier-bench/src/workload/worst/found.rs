@@ -1,4 +1,4 @@
-//! What the systems took: tables in the terms of `time -v`, ratios, the picture.
+//! The results of the systems: tables in the terms of `time -v`, ratios, the picture.
 
 use super::plan::Plan;
 use super::{System, TESTS};
@@ -8,15 +8,15 @@ use crate::workload::iozone::{Outcome, Series};
 use std::path::Path;
 use ztier::error::{Context as _, Result};
 
-/// How much slower the source's load may be.
+/// Limit on the slowdown of the source's load.
 const SLOWDOWN: f64 = 1.03;
-/// What is to be left of what a fixed limit gains.
+/// Share of the gain of a fixed limit that the adaptive one should keep.
 const KEPT: f64 = 0.9;
 
-/// A figure of `time -v`: its name, its unit, where it is.
+/// A figure of `time -v`: its name, its unit, its getter.
 type CostLine = (&'static str, &'static str, fn(&Cost) -> f64);
 
-/// What a process took.
+/// The costs of a process.
 pub const COSTS: [CostLine; 9] = [
     ("user time", "s", |c| c.user_s),
     ("system time", "s", |c| c.system_s),
@@ -31,19 +31,19 @@ pub const COSTS: [CostLine; 9] = [
 
 /// All runs of one system.
 pub struct Found {
-    /// Which.
+    /// The system.
     pub system: System,
     /// Each run: all series in order.
     pub runs: Vec<Vec<(Series, Outcome)>>,
 }
 
 impl Found {
-    /// Nothing yet.
+    /// No results yet.
     pub fn new(system: System) -> Self {
         Self { system, runs: Vec::new() }
     }
 
-    /// The median over runs of what `of` makes of one.
+    /// The median over runs of the value that `of` computes for one.
     fn median_of(&self, of: impl Fn(&[(Series, Outcome)]) -> f64) -> f64 {
         median(&self.runs.iter().map(|run| of(run)).collect::<Vec<_>>())
     }
@@ -74,7 +74,7 @@ impl Found {
     }
 }
 
-/// The figures side by side, and bars a test and file size.
+/// The figures side by side, and bars for each test and file size.
 pub fn tables(report: &mut Report, plan: &Plan, all: &[Found]) {
     print("\nmedians of all series together");
     let mut columns = vec![("", 22)];
@@ -110,7 +110,7 @@ pub fn tables(report: &mut Report, plan: &Plan, all: &[Found]) {
     report.quiet_note("files", "tables", "medians of runs; sums over all series");
 }
 
-/// Against disk swap, as the source has it.
+/// Relative to disk swap, as in the source.
 pub fn ratios(report: &mut Report, all: &[Found], scans: &[(System, f64)]) {
     let elapsed = |system| all.iter().find(|found| found.system == system).map(Found::elapsed);
     let scan = |wanted| scans.iter().find(|(system, _)| *system == wanted).map(|(_, s)| *s);
@@ -137,7 +137,7 @@ pub fn ratios(report: &mut Report, all: &[Found], scans: &[(System, f64)]) {
     }
 }
 
-/// A panel a test and file size.
+/// A panel for each test and file size.
 ///
 /// # Errors
 /// The file can't be written.

@@ -1,5 +1,5 @@
-//! What compressed swap costs a load that wants all memory for files, and what a limit that adapts
-//! keeps of what a fixed one gains elsewhere.
+//! The cost of compressed swap for a load that wants all memory for files, and the share of a fixed
+//! limit's gain elsewhere that an adaptive limit keeps.
 //!
 //! Invariants: systems take turns in each round, in the same machine; a system that this machine or
 //! this build lacks is named; swap is off between turns.
@@ -27,15 +27,15 @@ use system::Swap;
 use ztier::BLOCK_SIZE;
 use ztier::error::{Context as _, Error, Result};
 
-/// Longer than one series takes.
+/// Limit on the time of one series.
 const SERIES_LIMIT: Duration = Duration::from_secs(1800);
-/// The longest that a scan may take, and what it takes to begin and end.
+/// Limits on the time of a scan, and on its beginning and end.
 const SCAN_TIME: Duration = Duration::from_secs(300);
 const SLACK: Duration = Duration::from_secs(60);
 /// The first four tests.
 pub const TESTS: [&str; 4] = ["write", "rewrite", "read", "reread"];
 
-/// Runs the table; what failed.
+/// Runs the table; returns the failures.
 ///
 /// # Errors
 /// The run is interrupted; the machine has no disk for the files.
@@ -62,13 +62,13 @@ struct Turns<'a> {
     report: &'a mut Report,
     plan: &'a Plan,
     dir: &'a Path,
-    /// Systems that cannot be had.
+    /// Unavailable systems.
     gone: Vec<System>,
     failed: Vec<String>,
 }
 
 impl Turns<'_> {
-    /// The source's load.
+    /// Measures the source's load.
     fn files(&mut self) -> Result<Vec<Found>> {
         let mut all: Vec<Found> = self.plan.systems.iter().map(|&s| Found::new(s)).collect();
         for round in 1..=self.plan.runs {
@@ -88,7 +88,7 @@ impl Turns<'_> {
         Ok(all)
     }
 
-    /// All series, one after the other, beside a program that does nothing.
+    /// Runs all series, one after the other, beside a program that only occupies memory.
     fn series(plan: &Plan, dir: &Path) -> Result<Vec<(Series, Outcome)>> {
         let own = std::env::current_exe().context("cannot find out where this program is")?;
         let _heap = Running::start(&own.to_string_lossy(), &["idle-heap", &plan.heap.to_string()])?;
@@ -106,7 +106,7 @@ impl Turns<'_> {
         Ok(outcomes)
     }
 
-    /// What a scan takes on the disk, with the fixed limit and with one that adapts, in seconds.
+    /// Seconds of a scan on the disk, with the fixed limit and with the adaptive one.
     fn scans(&mut self) -> Result<Vec<(System, f64)>> {
         let wanted = [System::Disk, System::Fixed, System::Auto];
         let systems: Vec<System> =
@@ -133,7 +133,7 @@ impl Turns<'_> {
         Ok(medians)
     }
 
-    /// One turn of a system; nothing where it cannot be had.
+    /// One turn of a system; `None` where it is unavailable.
     fn turn<T>(
         &mut self,
         section: &str,
@@ -214,10 +214,10 @@ fn scan(plan: &Plan) -> Result<f64> {
     Ok(outcome.elapsed_s)
 }
 
-/// Fills so much memory, in MiB, and waits to be ended.
+/// Fills `mib` MiB of memory, and waits for the end.
 ///
 /// # Errors
-/// No memory; the run is to end.
+/// No memory; the run has to end.
 pub fn idle(mib: u64) -> Result<()> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
         .context("cannot tie a program to its run")?;

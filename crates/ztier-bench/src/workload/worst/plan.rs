@@ -1,12 +1,12 @@
-//! How much is measured.
+//! The amount of measurement.
 
 use super::System;
 use clap::ValueEnum;
 
-/// What the command line says.
+/// Options of the command line.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
-    /// End within a few minutes.
+    /// Whether to end within a few minutes.
     pub quick: bool,
     /// All of the source's record sizes.
     pub full: bool,
@@ -20,7 +20,7 @@ pub struct Choice {
     pub systems: Vec<System>,
 }
 
-/// What a table measures.
+/// The measurements of a table.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Memory of the machine, in MiB.
@@ -29,9 +29,9 @@ pub struct Plan {
     pub files: Vec<u64>,
     /// Sizes of records, in bytes.
     pub records: Vec<usize>,
-    /// Memory of the program that does nothing, in MiB.
+    /// Memory of the program that only occupies memory, in MiB.
     pub heap: u64,
-    /// Memory that is scanned, in MiB, and how often.
+    /// Memory of the scan, in MiB, and its passes.
     pub scan_mib: u64,
     /// See `scan_mib`.
     pub passes: u32,
@@ -42,7 +42,7 @@ pub struct Plan {
 }
 
 impl Choice {
-    /// What of it is measured.
+    /// The plan for these options.
     pub fn plan(&self) -> Plan {
         let memory = u64::from(self.memory);
         let files = match &self.files[..] {
@@ -60,7 +60,8 @@ impl Choice {
             files,
             records,
             heap: memory / 16,
-            // In so little memory a quarter, less what a volume takes empty, does not hold half.
+            // In this small memory a quarter, less the memory of an empty volume, does not hold
+            // half.
             scan_mib: if self.quick { memory / 3 } else { memory / 2 },
             passes: if self.quick { 1 } else { 3 },
             runs: self.runs.unwrap_or(if self.quick || self.full { 1 } else { 3 }),
@@ -70,18 +71,18 @@ impl Choice {
 }
 
 impl Plan {
-    /// What the load of a scan may have, in MiB.
+    /// Memory limit of a scan's load, in MiB.
     pub fn scan_limit(&self) -> u64 {
         self.scan_mib * 5 / 8
     }
 
-    /// The scan in words.
+    /// A description of the scan.
     pub fn scan_about(&self) -> String {
         let (mib, passes, limit) = (self.scan_mib, self.passes, self.scan_limit());
         format!("{mib} MiB, {passes} passes, in {limit} MiB")
     }
 
-    /// What must be said of it.
+    /// The notes for the report.
     pub fn about(&self) -> Vec<(&'static str, String)> {
         let files: Vec<String> = self.files.iter().map(|mib| format!("{mib} MiB")).collect();
         vec![

@@ -1,6 +1,6 @@
 //! The systems that take turns, each as the machine's swap for a while.
 //!
-//! Invariant: swap is off before what carries it goes.
+//! Invariant: swap is off before its device goes.
 
 use crate::rival::Disk as _;
 use crate::rival::ztier::Up;
@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use std::path::Path;
 use ztier::error::{Error, Result};
 
-/// The disks of the machine, each held to the same.
+/// The disks of the machine, all with the same limits.
 pub const FILES: &str = "/disk/files";
 const SWAP: &str = "/disk/swap";
 const SPILL: &str = "/disk/spill";
@@ -30,7 +30,7 @@ pub enum System {
 }
 
 impl System {
-    /// As it is called in reports.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "no swap",
@@ -41,17 +41,17 @@ impl System {
     }
 }
 
-/// Swap of one of them, until it is dropped.
+/// Swap on one of the systems, until dropped.
 pub struct Swap {
     _on: Option<SwapOn>,
     up: Option<Up>,
 }
 
 impl Swap {
-    /// Makes it, with room for `size` bytes, and turns it on.
+    /// Makes swap with room for `size` bytes, and turns it on.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn on(system: System, size: u64) -> Result<Self> {
         let up = match system {
             System::None => return Ok(Self { _on: None, up: None }),
@@ -67,7 +67,7 @@ impl Swap {
         Ok(Self { _on: Some(on), up: Some(up) })
     }
 
-    /// What ours says of itself; nothing of others.
+    /// The description of a ztier volume; `None` for other systems.
     ///
     /// # Errors
     /// The daemon does not answer.

@@ -1,7 +1,7 @@
-//! The slow disk below a file system: modelled, or a file of this machine's disk that is held back.
+//! The slow disk below a file system: modelled, or a rate-limited file on this machine's disk.
 //!
-//! Invariants: what it holds is not in the page cache a second time, and its memory is not in any
-//! group; a file that was made goes with it.
+//! Invariants: the disk's content is not in the page cache a second time, and its memory belongs to
+//! no group; a made file is removed with the disk.
 
 use crate::model::{Held, Kind, ModelDrive, Name};
 use crate::rival::raw::RawDevice;
@@ -13,21 +13,21 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use ztier::error::{Error, Result};
 use ztier::media::{Access, Drive, FileDrive};
 
-/// Requests that a disk may have under way: threads that serve it.
+/// Limit on the requests in flight on a disk: threads that serve it.
 const QUEUE: usize = 16;
-/// Files that were made.
+/// Number of files made.
 static FILES: AtomicU32 = AtomicU32::new(0);
 
-/// Which disk.
+/// The kind of disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Slow {
     /// `sim:hdd-7200`.
     Modelled,
-    /// A file in this directory, at so many bytes a second at most.
+    /// A file in this directory, limited to this number of bytes a second.
     Real(PathBuf, u64),
 }
 
-/// A disk that is up. What serves it goes before what is below.
+/// A running disk. Its server is dropped before what is below.
 pub struct Disk {
     served: Served,
     about: String,
@@ -35,8 +35,8 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// One of `size` bytes, whose memory is there already if it is `busy`: getting it would take
-    /// time that a disk does not.
+    /// A disk of `size` bytes, with its memory allocated if it is `busy`: allocation would take
+    /// time that a disk does not take.
     ///
     /// # Errors
     /// No FUSE here; no room for the file.
@@ -50,7 +50,7 @@ impl Disk {
                 (Arc::new(drive), "sim:hdd-7200".to_owned(), None)
             }
             Slow::Real(dir, bytes_per_second) => {
-                // The disk of the system before may not be gone yet.
+                // The disk of the system before may still exist.
                 let file = FILES.fetch_add(1, Ordering::Relaxed);
                 let file = Source::make(dir, &format!("slow{file}"), size)?;
                 let path = file.path().ok_or_else(|| Error::failure("a file has no path"))?;
@@ -69,7 +69,7 @@ impl Disk {
         self.served.path()
     }
 
-    /// In words.
+    /// A description for reports.
     pub fn about(&self) -> String {
         let device = self.path().display();
         format!(

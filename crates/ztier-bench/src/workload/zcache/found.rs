@@ -1,4 +1,4 @@
-//! What a system reached: tables, averages, what it spared the disk, the picture.
+//! The results of a system: tables, means, reads saved on the disk, the picture.
 
 use super::Target;
 use super::system::{Pool, System};
@@ -9,28 +9,28 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use ztier::error::{Context as _, Result};
 
-/// Tests that read, each block once, and whose blocks were there before.
+/// Reading tests that read each block once, and whose blocks existed before.
 const READS: [usize; 5] = [2, 3, 4, 6, 8];
 
-/// What one system reached.
+/// The results of one system.
 #[derive(Debug)]
 pub struct Found {
-    /// Which.
+    /// The system.
     pub system: System,
     /// Its cache after the last series.
     pub pool: Option<Pool>,
-    /// Each run by the size of its records.
+    /// Runs by record size.
     runs: BTreeMap<usize, Vec<[Figure; 9]>>,
     file: u64,
 }
 
 impl Found {
-    /// Nothing yet.
+    /// No results yet.
     pub fn new(system: System) -> Self {
         Self { system, pool: None, runs: BTreeMap::new(), file: 0 }
     }
 
-    /// A run on files of `file` bytes.
+    /// Adds a run on files of `file` bytes.
     pub fn add(&mut self, record: usize, file: u64, figures: [Figure; 9]) {
         self.file = file;
         self.runs.entry(record).or_default().push(figures);
@@ -41,7 +41,7 @@ impl Found {
         self.runs.keys().copied().collect()
     }
 
-    /// The median of the runs with these records, in KiB a second.
+    /// The median of the runs with this record size, in KiB a second.
     pub fn speed(&self, record: usize, test: usize) -> Option<f64> {
         self.median_of(record, |figures| figures[test].kib_per_second)
     }
@@ -51,22 +51,22 @@ impl Found {
         Some(median(&runs.iter().map(of).collect::<Vec<_>>()))
     }
 
-    /// The mean over all sizes of records, in KiB a second, as the source has it.
+    /// The mean over all record sizes, in KiB a second, as in the source.
     pub fn average(&self, test: usize) -> f64 {
         let speeds: Vec<f64> =
             self.runs.keys().filter_map(|&record| self.speed(record, test)).collect();
         speeds.iter().sum::<f64>() / speeds.len() as f64
     }
 
-    /// Bytes that the disk read during a test, in the mean over all sizes of records; where few
-    /// were touched, also for those alone.
+    /// Bytes that the disk read during a test, in the mean over all record sizes; where a test
+    /// touched few records, also for those alone.
     fn disk_read(&self, test: usize) -> Option<f64> {
         let all = self.runs.values().flatten().filter_map(|run| run[test].disk);
         let bytes: Vec<f64> = all.map(|moved| moved.read as f64).collect();
         (!bytes.is_empty()).then(|| bytes.iter().sum::<f64>() / bytes.len() as f64)
     }
 
-    /// IOzone's own table.
+    /// Prints IOzone's own table.
     pub fn print_table(&self, title: &str) {
         let table = IozoneTable::new(title);
         let mut text = table.header("ztier-bench, as iozone -a -M -B -+u -R", Column::KibPerSecond);
@@ -81,7 +81,7 @@ impl Found {
     }
 }
 
-/// Averages side by side, as the source has them, and what the disk did.
+/// Means side by side, as in the source, and the disk's traffic.
 pub fn compare(report: &mut Report, section: &str, found: &[Found], goals: Option<[f64; 9]>) {
     let Some((bare, rest)) = found.split_first() else { return };
     let mut lines = Vec::new();
@@ -127,8 +127,8 @@ pub fn compare(report: &mut Report, section: &str, found: &[Found], goals: Optio
     }
 }
 
-/// How many of the disk's reads were spared, beside the most that a cache of the same size could:
-/// in a test that asks for each block once, no more than it holds when the test begins.
+/// Number of the disk's reads saved, beside the maximum for a cache of the same size: in a test
+/// that reads each block once, the blocks that it holds when the test begins.
 pub fn best(report: &mut Report, section: &str, found: &[Found]) {
     let [bare, ours, ..] = found else { return };
     let Some(pool) = ours.pool.filter(|pool| pool.used > 0.0) else { return };
@@ -139,7 +139,7 @@ pub fn best(report: &mut Report, section: &str, found: &[Found]) {
         };
         let most = room.min(alone);
         let ratio = ours.average(test) / bare.average(test);
-        // All that is spared takes no time at all, and the rest as long as without.
+        // Saved reads take no time, and the others as long as without the cache.
         let bound = alone / (alone - most).max(1.0);
         report.note(
             section,
@@ -154,7 +154,7 @@ pub fn best(report: &mut Report, section: &str, found: &[Found]) {
     }
 }
 
-/// A panel a test: speed by the size of records.
+/// A panel for each test: speed over the record size.
 ///
 /// # Errors
 /// The file can't be written.

@@ -1,8 +1,8 @@
 //! The read cache below a file system: IOzone's nine tests on a file as large as the memory, on a
-//! slow disk, with ours and without.
+//! slow disk, with ztier and without.
 //!
-//! Invariants: systems take turns, a series each; what ours takes counts as memory of the programs
-//! above it. An average is over record sizes, as the source has it, of the median of runs.
+//! Invariants: systems take turns, a series each; ztier's memory counts as memory of the programs
+//! above it. A mean is over record sizes, as in the source, of the median of runs.
 
 mod disk;
 mod found;
@@ -25,14 +25,14 @@ use std::time::Instant;
 use system::{Machine, Shape};
 use ztier::error::Result;
 
-/// What the source reached.
+/// The source's results.
 const SOURCE: [f64; 9] = [1.02, 2.52, 2.41, 2.42, 3.06, 1.84, 2.82, 1.40, 3.47];
-/// Random writes with a log.
+/// Target of random writes with a log.
 const LOG_GOAL: f64 = 10.0;
-/// The random write among the tests.
+/// Index of the random write among the tests.
 const RANDOM_WRITE: usize = 5;
 
-/// Series that are still to come, and how long those before took.
+/// Remaining series, and the time of those before.
 pub struct Progress {
     begun: Instant,
     done: usize,
@@ -53,7 +53,7 @@ impl Progress {
     }
 }
 
-/// Runs the table; the sections that failed.
+/// Runs the table; returns the sections that failed.
 ///
 /// # Errors
 /// The run is interrupted; the settings cannot be changed.
@@ -95,7 +95,7 @@ pub fn run(report: &mut Report, choice: &Choice) -> Result<Vec<String>> {
     Ok(failed)
 }
 
-/// The source's table, with its own data and with some that shrinks to half.
+/// The source's table, with its own data and with data that compresses to half.
 fn nine(
     report: &mut Report,
     plan: &Plan,
@@ -134,7 +134,7 @@ fn goals(kind: Kind) -> Option<[f64; 9]> {
     (kind == Kind::Iozone).then_some(SOURCE)
 }
 
-/// Several volumes at work at the same time.
+/// Several volumes in use at the same time.
 fn volumes(report: &mut Report, plan: &Plan, progress: &mut Progress) -> Result<()> {
     let shape = Shape { volumes: 2, busy: 2, ..plan.small_shape() };
     side(report, plan, progress, "volumes", &shape, "_two_volumes")
@@ -161,7 +161,7 @@ fn side(
     Ok(())
 }
 
-/// Brings the systems up and lets them run each series in turn.
+/// Brings the systems up and runs each series on them in turn.
 fn turns(
     report: &mut Report,
     section: &str,
@@ -232,7 +232,7 @@ fn rows(
     }
 }
 
-/// Ratios of averages, of each system with ours to the one without.
+/// Ratios of means, of each system with ztier to the one without.
 fn ratios(report: &mut Report, found: &[Found], suffix: &str, goal: impl Fn(usize) -> Target) {
     let Some((bare, rest)) = found.split_first() else { return };
     for ours in rest {

@@ -1,4 +1,4 @@
-//! How much is measured.
+//! The amount of measurement.
 
 use super::disk::Slow;
 use super::system::{Shape, System};
@@ -8,10 +8,10 @@ use crate::workload::log::REAL_DIR;
 use clap::ValueEnum;
 use std::path::PathBuf;
 
-/// The source's limit of a pool, in percent of the memory, and its pools.
+/// The source's limit of a pool, in percent of the memory, and its number of pools.
 const PERCENT: u32 = 10;
 const VOLUMES: usize = 3;
-/// Limits that are compared.
+/// Limits of the sweep, in percent.
 const LIMITS: [u32; 4] = [5, 10, 20, 40];
 
 /// The parts of the table.
@@ -29,7 +29,7 @@ pub enum Section {
 }
 
 impl Section {
-    /// As it is typed.
+    /// Name on the command line.
     pub fn word(self) -> &'static str {
         match self {
             Self::Nine => "nine",
@@ -40,12 +40,12 @@ impl Section {
     }
 }
 
-/// What the command line says.
+/// Options of the command line.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
-    /// End within a minute.
+    /// Whether to end within a minute.
     pub quick: bool,
-    /// All record sizes with all data, and all sections in the source's memory.
+    /// Whether to use all record sizes with all data, and the source's memory in all sections.
     pub full: bool,
     /// `--memory`, in MiB.
     pub memory: Option<u64>,
@@ -67,35 +67,35 @@ pub struct Choice {
     pub svg: Option<PathBuf>,
 }
 
-/// What a table measures.
+/// The measurements of a table.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Memory of the main section, and of a file in it, in bytes.
+    /// Memory of the main section, and size of a file in it, in bytes.
     pub memory: u64,
-    /// The same of the others.
+    /// The same for the other sections.
     pub small_memory: u64,
-    /// Record sizes of the main section, with the source's data.
+    /// Record sizes of the main section with the source's data.
     pub records: Vec<usize>,
-    /// The same with other data.
+    /// Record sizes of the main section with other data.
     pub other_records: Vec<usize>,
-    /// The same of the other sections.
+    /// Record sizes of the other sections.
     pub small_records: Vec<usize>,
     /// Limits of the sweep, in percent.
     pub limits: Vec<u32>,
-    /// How often each series runs.
+    /// Runs of each series.
     pub runs: u32,
-    /// The held disk.
+    /// The rate-limited disk.
     pub real: Slow,
-    /// What is measured.
+    /// The sections to measure.
     pub sections: Vec<Section>,
-    /// Systems that take turns in the main section, besides the one without ztier.
+    /// Systems that take turns in the main section, in addition to the one without ztier.
     pub systems: Vec<System>,
-    /// Its data.
+    /// Data of the main section.
     pub data: Vec<Kind>,
 }
 
 impl Choice {
-    /// What of it is measured.
+    /// The plan for these options.
     pub fn plan(&self) -> Plan {
         let usual = if self.quick { 128 } else { 1024 };
         let memory = self.memory.unwrap_or(usual) << 20;
@@ -139,13 +139,13 @@ impl Choice {
     }
 }
 
-/// What was asked for, or what is usual.
+/// The requested values, or the default ones.
 fn or<T: Clone>(asked: &[T], usual: &[T]) -> Vec<T> {
     if asked.is_empty() { usual.to_vec() } else { asked.to_vec() }
 }
 
 impl Plan {
-    /// The main section's systems.
+    /// The shape of the main section's systems.
     pub fn shape(&self) -> Shape {
         Shape {
             memory: self.memory,
@@ -158,32 +158,33 @@ impl Plan {
         }
     }
 
-    /// Those of the others.
+    /// The shape of the other sections' systems.
     pub fn small_shape(&self) -> Shape {
         let memory = self.small_memory;
         Shape { memory, file: memory, volumes: 1, ..self.shape() }
     }
 
-    /// Records that tests in random order touch at most: the file has so many of 256 KiB, and as
-    /// many as strides touch of 64 KiB.
+    /// Limit on the records that tests in random order touch: the number of 256 KiB records in the
+    /// file, so that strides touch the number of 64 KiB ones.
     #[allow(clippy::unused_self)]
     pub fn sample(&self, file: u64) -> u64 {
         file / (256 << 10)
     }
 
-    /// Record sizes of the main section with data of a kind.
+    /// Record sizes of the main section for a kind of data.
     pub fn records_of(&self, kind: Kind) -> &[usize] {
         if kind == Kind::Iozone { &self.records } else { &self.other_records }
     }
 
-    /// Systems that take turns with data of a kind. Behind a log, the limits of a cache don't show.
+    /// Systems that take turns for a kind of data. Behind a log, the limits of a cache have no
+    /// effect.
     pub fn turns(&self, kind: Kind) -> Vec<System> {
         let wanted = |system: &&System| kind == Kind::Iozone || **system != System::Log;
         let ours = self.systems.iter().filter(|system| **system != System::Bare).filter(wanted);
         std::iter::once(System::Bare).chain(ours.copied()).collect()
     }
 
-    /// How many series there are.
+    /// Number of series.
     pub fn series(&self) -> usize {
         let with = |&kind: &Kind| self.turns(kind).len() * self.records_of(kind).len();
         let nine: usize = self.data.iter().map(with).sum();
@@ -195,7 +196,7 @@ impl Plan {
         self.sections.iter().map(of).sum::<usize>() * self.runs as usize
     }
 
-    /// What must be said of it.
+    /// The notes for the report.
     pub fn about(&self) -> Vec<(&'static str, String)> {
         let (main, small) = (self.memory >> 20, self.small_memory >> 20);
         vec![

@@ -1,4 +1,4 @@
-//! Limits of the pool, which the source left to be done.
+//! Limits of the pool, a measurement that the source left open.
 
 use super::found::Found;
 use super::plan::Plan;
@@ -15,7 +15,7 @@ const SECTION: &str = "sweep";
 /// Runs the section. Its picture is in a file beside `svg`.
 ///
 /// # Errors
-/// What one of its systems meets.
+/// The errors of its systems.
 pub fn run(
     report: &mut Report,
     plan: &Plan,
@@ -73,7 +73,7 @@ fn table(report: &mut Report, swept: &[(u32, [f64; 9])]) {
     }
 }
 
-/// A panel a test: how many times as fast, by the limit.
+/// A panel for each test: speedup over the limit.
 fn picture(swept: &[(u32, [f64; 9])], path: &Path) -> Result<()> {
     let panel = |(test, name): (usize, &&str)| Lines {
         title: format!("{name}, times as fast"),

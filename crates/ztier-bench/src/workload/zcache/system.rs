@@ -1,9 +1,9 @@
-//! The systems that take turns: file systems on slow disks, with ours between them or without, in a
-//! memory of their own.
+//! The systems that take turns: file systems on slow disks, with ztier between them or without,
+//! each in a limited memory.
 //!
 //! Invariants: a system stays up from its first series to its last; the memory of its daemons
-//! counts as that of the programs above them, and that of the disks does not; guards undo all of it
-//! from top to bottom.
+//! counts as that of the programs above them, and that of the disks does not; guards undo
+//! everything from top to bottom.
 
 use super::disk::{Disk, Slow};
 use crate::report::Report;
@@ -22,9 +22,9 @@ use ztier::error::{Context as _, Error, Result};
 use ztier::log::Options;
 use ztier::system::reclaim;
 
-/// Longer than any series takes.
+/// Limit on the time of a series.
 const SERIES_LIMIT: Duration = Duration::from_secs(3600);
-/// Room on a disk beside the file: a journal and tables.
+/// Room on a disk in addition to the file: a journal and tables.
 const ROOM: u64 = 128 << 20;
 
 /// What is between the file system and the disk.
@@ -39,7 +39,7 @@ pub enum System {
 }
 
 impl System {
-    /// As it is called in reports.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bare => "without ztier",
@@ -49,7 +49,7 @@ impl System {
     }
 }
 
-/// What a system is made with.
+/// The parameters of a system.
 #[derive(Clone, Debug)]
 pub struct Shape {
     /// Memory of the machine, in bytes.
@@ -58,19 +58,19 @@ pub struct Shape {
     pub slow: Slow,
     /// Bytes of each file.
     pub file: u64,
-    /// Volumes, each on a disk of its own with a pool of its own.
+    /// Number of volumes, each on its own disk with its own pool.
     pub volumes: usize,
-    /// On how many of them tests run, at the same time.
+    /// Number of volumes on which tests run at the same time.
     pub busy: usize,
     /// The limit of a pool, in percent of the memory.
     pub percent: u32,
-    /// Where logs are.
+    /// Directory of the logs.
     pub dir: PathBuf,
 }
 
 impl Shape {
-    /// What of the memory a kernel leaves to programs and files, in bytes. In a virtual machine of
-    /// 1024 MiB, Linux 6.12 with no more than a shell says after its start that 849 are available.
+    /// Bytes of the memory that a kernel leaves to programs and files. In a virtual machine of 1024
+    /// MiB, Linux 6.12 with only a shell reports 849 available after its start.
     pub fn group(&self) -> u64 {
         self.memory / 1024 * 849
     }
@@ -80,15 +80,15 @@ impl Shape {
         self.memory / 100 * u64::from(self.percent)
     }
 
-    /// The size of a log, in bytes: enough for all that a series writes, so that what is measured
-    /// is not its writeback.
+    /// The size of a log, in bytes: enough for all writes of a series, so that its writeback is not
+    /// measured.
     fn log(&self) -> u64 {
         2 * self.file
     }
 
-    /// The most memory that a volume at work takes beyond what its daemon has when it is up, in
-    /// bytes: its pool, and what is not durable yet in a log (an eighth of a small one). One that
-    /// nothing happens on takes none.
+    /// Upper bound in bytes on the memory that a busy volume takes beyond its daemon's memory after
+    /// the start: its pool, and the data of a log that is not durable yet (an eighth of a small
+    /// log). An idle volume takes none.
     fn more(&self, system: System) -> u64 {
         match system {
             System::Bare => 0,
@@ -98,27 +98,28 @@ impl Shape {
     }
 }
 
-/// Whether daemons may be in the group whose writes they serve. Without the capability to say what
-/// they are, they could wait there for their own devices; then they are outside, and what each has
-/// when it is up, and the most that those at work take later, is taken off the group's limit.
+/// Whether daemons may be in the group whose writes they serve. Without the capability to declare
+/// themselves as such, they could wait there for their own devices. Then they stay outside, and the
+/// group's limit is reduced by the memory of each after its start, and by the maximum that the busy
+/// ones take later.
 pub fn serves_inside() -> bool {
     reclaim::has(CapabilitySet::SYS_RESOURCE)
 }
 
-/// What a volume's cache said after a series.
+/// Statistics of a volume's cache after a series.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pool {
     /// Its limit, in bytes.
     pub limit: f64,
-    /// Bytes of blocks that it held.
+    /// Bytes of cached blocks.
     pub holds: f64,
-    /// Memory that they took, in bytes.
+    /// Bytes of memory that they took.
     pub used: f64,
 }
 
-/// A system that is up. What is above goes first.
+/// A running system. Upper parts are dropped first.
 pub struct Machine {
-    /// Which.
+    /// The kind of system.
     pub system: System,
     lanes: Vec<Lane>,
     busy: usize,
@@ -170,13 +171,13 @@ impl Lane {
 }
 
 impl Machine {
-    /// Brings one up, with a file system on each volume.
+    /// Brings a system up, with a file system on each volume.
     ///
     /// # Errors
-    /// What this machine lacks for it.
+    /// A prerequisite that this machine lacks.
     pub fn up(system: System, shape: &Shape) -> Result<Self> {
         let group = Limit::new(shape.group())?;
-        // Disks that nothing happens on cost the system without ours nothing.
+        // Idle disks cost the system without ztier nothing.
         let volumes = if system == System::Bare { shape.busy } else { shape.volumes };
         let lanes = (0..volumes).map(|n| Lane::new(system, shape, n, &group));
         let lanes = lanes.collect::<Result<Vec<_>>>()?;
@@ -189,7 +190,7 @@ impl Machine {
         Ok(Self { system, lanes, busy: shape.busy, group })
     }
 
-    /// States what it consists of.
+    /// Reports its parts.
     pub fn describe(&self, report: &mut Report, section: &str) {
         let Some(lane) = self.lanes.first() else { return };
         let mut about = lane.disk.about();
@@ -228,7 +229,7 @@ impl Machine {
         ))
     }
 
-    /// What the cache of the first volume holds; `None` without one.
+    /// Statistics of the first volume's cache; `None` without one.
     ///
     /// # Errors
     /// The daemon does not answer.

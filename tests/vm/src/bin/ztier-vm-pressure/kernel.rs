@@ -1,4 +1,4 @@
-//! What the kernel says: its log, and its counters.
+//! The kernel's log and counters.
 
 use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
@@ -6,19 +6,19 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use ztier::error::{Context, Result};
 
-/// Names of processes that may be ended for want of memory: those that take it.
+/// Names of processes that the OOM killer may end: those of the load.
 const LOADS: [&str; 2] = ["stress-ng", "load"];
 
-/// What is said from now on.
+/// The kernel's messages from now on.
 pub struct Log {
     file: OwnedFd,
 }
 
 impl Log {
-    /// Begins to listen.
+    /// Begins to listen to the kernel's log.
     ///
     /// # Errors
-    /// This user may not.
+    /// This user may not read the log.
     pub fn begin() -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let what = "cannot read the kernel's log";
@@ -27,15 +27,15 @@ impl Log {
         Ok(Self { file })
     }
 
-    /// All lines since.
+    /// All lines since the beginning.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         let mut record = [0; 8192];
         loop {
             match rustix::io::read(&self.file, &mut record) {
-                // Some were overwritten before they were read; the next are there.
+                // Some messages were overwritten before they were read; the next are readable.
                 Err(Errno::PIPE | Errno::INTR) => {}
-                // There are no more.
+                // No message is left.
                 Ok(0) | Err(_) => break,
                 Ok(n) => {
                     let text = String::from_utf8_lossy(&record[..n]).into_owned();
@@ -49,19 +49,19 @@ impl Log {
     }
 }
 
-/// What of the kernel's words matters.
+/// The messages of the kernel that matter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Said {
-    /// How many processes of a load were ended for want of memory.
+    /// Processes of a load that the OOM killer ended.
     pub loads_ended: usize,
-    /// How many pages were refused, stay in memory, and are tried again.
+    /// Pages whose swap-out failed; they stay in memory, and the kernel tries again.
     pub refused: usize,
-    /// All that must not be.
+    /// Messages that must not occur.
     pub wrong: Vec<String>,
 }
 
 impl Said {
-    /// Sorts lines of the log.
+    /// Classifies lines of the log.
     pub fn of(lines: &[String]) -> Self {
         let mut said = Self::default();
         for line in lines {
@@ -81,8 +81,7 @@ impl Said {
     }
 }
 
-/// What a healthy kernel does not say: tasks that hang, CPUs that do not get on, errors of devices,
-/// its own.
+/// Messages of an unhealthy kernel: hung tasks, stalled CPUs, device errors, kernel errors.
 const WRONG: [&str; 8] = [
     "blocked for more than",
     "detected stall",
@@ -94,7 +93,7 @@ const WRONG: [&str; 8] = [
     "Oops",
 ];
 
-/// The process that a line says was ended for want of memory.
+/// The process that the OOM killer ended, according to a line.
 fn ended(line: &str) -> Option<&str> {
     let process = line.contains("ut of memory").then(|| line.split_once(": Killed process "))??.1;
     Some(process.split_once('(')?.1.split_once(')')?.0)
@@ -107,14 +106,14 @@ pub struct Counters {
     pub swapped_in: u64,
     /// Bytes written to swap.
     pub swapped_out: u64,
-    /// Microseconds in which some, and all, waited for memory.
+    /// Microseconds in which some, and all, tasks waited for memory.
     pub memory: Option<(u64, u64)>,
-    /// The same, for I/O.
+    /// Microseconds in which some, and all, tasks waited for I/O.
     pub io: Option<(u64, u64)>,
 }
 
 impl Counters {
-    /// As they are now.
+    /// The present counters.
     pub fn now() -> Self {
         let text = read("/proc/vmstat");
         let pages = |key| word_after(&text, key).unwrap_or(0) * 4096;
@@ -126,7 +125,7 @@ impl Counters {
         }
     }
 
-    /// What has come since `before`.
+    /// The increase since `before`.
     pub fn since(self, before: Self) -> Self {
         let pair = |now: Option<(u64, u64)>, then: Option<(u64, u64)>| {
             now.zip(then).map(|(now, then)| (now.0 - then.0, now.1 - then.1))
@@ -147,12 +146,12 @@ pub fn swap_in_use() -> u64 {
     kib("SwapTotal:").saturating_sub(kib("SwapFree:")) << 10
 }
 
-/// Bytes of memory that programs can have without others being swapped out.
+/// Bytes of memory that are available without swapping.
 pub fn available() -> u64 {
     word_after(&read("/proc/meminfo"), "MemAvailable:").unwrap_or(0) << 10
 }
 
-/// Bytes of memory of the machine.
+/// Bytes of the machine's memory.
 pub fn memory() -> u64 {
     word_after(&read("/proc/meminfo"), "MemTotal:").unwrap_or(0) << 10
 }
@@ -166,7 +165,7 @@ fn word_after(text: &str, key: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// The totals of a pressure file; all of a machine of which some wait always does, too.
+/// The `some` and `full` totals of a pressure file.
 fn pressure(text: &str) -> Option<(u64, u64)> {
     let total = |kind: &str| {
         let line = text.lines().find(|line| line.starts_with(kind))?;

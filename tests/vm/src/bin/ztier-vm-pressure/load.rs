@@ -1,5 +1,5 @@
-//! The load whose every byte is compared: pages of which a part is noise, written and read again
-//! in order, over and over, so that the least recently used one is always the next.
+//! The load that compares every byte: it writes and reads partly random pages in order, over and
+//! over, so that the least recently used page is always the next.
 
 use crate::say;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use ztier::error::{Error, Result};
 
 /// Words of a page.
 const WORDS: usize = 512;
-/// Pages between looks at the clock.
+/// Pages between two checks of the clock.
 const LOOK: u64 = 64;
 
 type Page = [u64; WORDS];
@@ -29,17 +29,17 @@ pub struct Load {
 }
 
 impl Load {
-    /// Runs to its end; says how far it is.
+    /// Runs the load to its end; prints progress.
     ///
     /// # Errors
-    /// A page does not hold what was written to it last.
+    /// A page differs from what was last written to it.
     pub fn run(&self) -> Result<()> {
         let begun = Instant::now();
         let limit = self.seconds.map(Duration::from_secs);
         let late = |page: u64| {
             page.is_multiple_of(LOOK) && limit.is_some_and(|limit| begun.elapsed() >= limit)
         };
-        // Not touched before its page is filled.
+        // No page is touched before it is filled.
         let mut memory = vec![0u64; (self.mib << 8) * WORDS];
         let mut compared = 0u64;
         let mut passes = 0;

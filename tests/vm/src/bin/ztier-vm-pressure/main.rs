@@ -1,7 +1,7 @@
-//! Swap under pressure: a load of twice the memory there is, with an unrelated process
-//! beside it, and what the kernel says meanwhile.
+//! Swap under pressure: a load of twice the available memory, an unrelated process beside it, and
+//! the kernel's messages meanwhile.
 //!
-//! Runs where the pressure is: in a virtual machine, or below `ztier run` on this one.
+//! Runs where the memory is short: in a virtual machine, or below `ztier run` on this machine.
 
 mod kernel;
 mod load;
@@ -54,16 +54,16 @@ fn main() -> ExitCode {
     }
 }
 
-/// Does something under a name of its own, by which the kernel's log tells the processes apart.
+/// Runs `what` under a process name by which the kernel's log tells the processes apart.
 fn named(name: &str, what: impl FnOnce() -> Result<()>) -> Result<()> {
-    // Without it the log is hard to read, and what is looked for there is not found.
+    // Without its name the log is hard to read, and the search for the name finds nothing.
     std::fs::write("/proc/self/comm", name)
         .map_err(|e| ztier::error::Error::failure(format!("cannot take a name: {e}")))?;
     what()
 }
 
-/// Prints a line at once, also into a pipe.
+/// Prints a line without buffering, also into a pipe.
 fn say(line: &str) {
-    // A reader that is gone needs no line.
+    // If the reader is gone, the line is not needed.
     let _ = writeln!(std::io::stdout(), "{line}");
 }

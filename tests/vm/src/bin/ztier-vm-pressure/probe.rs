@@ -1,5 +1,5 @@
-//! A process that has nothing to do with the load: it asks for a little memory, and writes and
-//! reads a little of a file, again and again, and notes how long that took at most.
+//! A process unrelated to the load: it allocates a little memory, writes and reads a little of a
+//! file, again and again, and records the longest times.
 
 use crate::say;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -9,19 +9,19 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use ztier::error::{Context, Error, Result};
 
-/// Between two rounds.
+/// Pause between two rounds.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-/// Bytes that are asked for in each: above what allocators keep for the next time.
+/// Bytes allocated in each round: more than allocators keep for reuse.
 const MEMORY: usize = 1 << 20;
 const BLOCK: usize = 4096;
 /// Blocks of the file.
 const BLOCKS: u64 = 64;
 
-/// Runs until its input ends. Each time that something took longer than ever, it says so:
-/// `memory MS` or `file MS`; and in the end `rounds N`.
+/// Runs until standard input ends. Prints each new maximum as `memory MS` or `file MS`, and at the
+/// end `rounds N`.
 ///
 /// # Errors
-/// The file can't be written, or not read as it was written.
+/// The file can't be written, or does not read as written.
 pub fn run(file: &Path) -> Result<()> {
     let what = || format!("cannot use {}", file.display());
     let open = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(file);
@@ -50,7 +50,7 @@ pub fn run(file: &Path) -> Result<()> {
             return Err(Error::failure(format!("{}: wrong data at {offset}", file.display())));
         }
         note(1, begun.elapsed());
-        // Nothing is ever written to it: it becomes readable when it ends.
+        // The input never gets data: it becomes readable at its end.
         let mut fds = [PollFd::new(&input, PollFlags::IN)];
         if matches!(poll(&mut fds, Some(&PAUSE)), Ok(n) if n > 0) {
             say(&format!("rounds {}", round + 1));

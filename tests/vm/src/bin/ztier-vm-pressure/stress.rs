@@ -1,7 +1,7 @@
 //! A volume as swap, the load above it, and the probe beside it.
 //!
-//! Invariants: whatever happens, the volume is taken away and the machine's setting put back; the
-//! load is ended when it does not end by itself.
+//! Invariants: the volume is removed and the machine's setting restored in any case; a load that
+//! does not end is killed.
 
 use crate::kernel::{self, Counters, Log, Said};
 use crate::say;
@@ -22,16 +22,16 @@ use ztier::error::{Context, Error, Result};
 
 /// The volume's name.
 const NAME: &str = "pressure";
-/// What a load may take to end beside its own time.
+/// Time that a load may take beyond its own duration.
 const GRACE: Duration = Duration::from_secs(120);
-/// A load that has swapped nothing in runs again for twice as long, as far as this many seconds: a
-/// slow machine needs longer to fill its memory.
+/// A load that has swapped nothing in runs again for twice as long, up to this number of seconds,
+/// as a slow machine needs longer to fill its memory.
 const LONG_ENOUGH: u64 = 120;
-/// How often to look.
+/// Interval between checks.
 const LOOK: Duration = Duration::from_millis(200);
-/// How often to say how it goes.
+/// Interval between progress lines.
 const TELL: Duration = Duration::from_secs(10);
-/// A task that waits for longer than so many seconds hangs.
+/// Seconds of waiting after which a task counts as hung.
 const HUNG_SECONDS: &str = "30";
 const HUNG: &str = "/proc/sys/kernel/hung_task_timeout_secs";
 
@@ -56,7 +56,7 @@ pub struct Stress {
     /// The group's memory
     #[arg(long, default_value = "256M", value_parser = parse_bytes)]
     memory: u64,
-    /// The load has so many times the memory
+    /// The load's memory, as a multiple of that
     #[arg(long, default_value_t = 2.0)]
     times: f64,
     /// What stress-ng writes: its `--vm-method`
@@ -80,10 +80,10 @@ pub struct Stress {
 }
 
 impl Stress {
-    /// Runs, prints how it went.
+    /// Runs the test, prints the result.
     ///
     /// # Errors
-    /// Anything was as it must not be.
+    /// Any condition was violated.
     pub fn run(&self) -> Result<()> {
         let stop = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
@@ -95,7 +95,7 @@ impl Stress {
         let left = Left::now();
         let mut seen = Seen { available_least: u64::MAX, ..Seen::default() };
         let done = self.under_pressure(&log, &stop, &mut seen);
-        // Also when something failed: what there is says why.
+        // Also after a failure: the table shows why.
         if left != Left::now() {
             seen.wrong.push(format!("left behind: {:?}, before {left:?}", Left::now()));
         }
@@ -132,7 +132,8 @@ impl Stress {
                 Some(_) => Command::new(current_program()?),
                 None => self.job(json.path())?,
             };
-            // A quarter of it is ours: it compares all of its pages each time, in order.
+            // A quarter is this program's own load, which compares all of its pages each time, in
+            // order.
             let work = Work::new(mib - mib / 4, 2, &self.method, mib / 4, seconds);
             let child = command.args(work.args()).stdin(Stdio::null()).stdout(Stdio::piped());
             let mut child = child.spawn().context("cannot start the load")?;
@@ -184,7 +185,7 @@ impl Stress {
         spill.chain(ram).collect()
     }
 
-    /// `ztier run`, with everything but the program.
+    /// The `ztier run` command up to the program's arguments.
     fn job(&self, json: &std::path::Path) -> Result<Command> {
         let own = current_program()?;
         let mut command = Command::new("ztier");
@@ -194,7 +195,7 @@ impl Stress {
         Ok(command)
     }
 
-    /// Makes a volume swap.
+    /// Makes a volume the machine's swap.
     fn up(&self, memory: u64) -> Result<Volume> {
         let size = self.swap_bytes(memory).to_string();
         let up = ["up", NAME, "--size", &size, "--export", &self.export].map(str::to_owned);
@@ -205,7 +206,7 @@ impl Stress {
     }
 }
 
-/// Waits for the load's end.
+/// Waits for the end of the load.
 fn watch(
     child: &mut Child,
     heard: &Receiver<(Who, String)>,
@@ -249,7 +250,7 @@ fn watch(
     }
 }
 
-/// This program's own file.
+/// The path of this program.
 fn current_program() -> Result<PathBuf> {
     std::env::current_exe().context("cannot find this program")
 }
@@ -270,14 +271,14 @@ impl Seen {
     }
 }
 
-/// Passes on what a process prints, line by line.
+/// Sends what a process prints to `sender`, line by line.
 fn listen(out: Option<impl Read + Send + 'static>, who: Who, sender: &Sender<(Who, String)>) {
     let sender = sender.clone();
     let read = move || {
         for line in
             out.into_iter().flat_map(|out| BufReader::new(out).lines()).map_while(|l| l.ok())
         {
-            // The receiver is gone; the line is not needed.
+            // The receiver is gone, so the line is not needed.
             let _ = sender.send((who, line));
         }
     };
@@ -305,10 +306,10 @@ fn end_probe(probe: &mut Child, seen: &mut Seen) {
     }
 }
 
-/// Ends the load: with order, and soon without.
+/// Ends the load: with SIGTERM, soon after with SIGKILL.
 fn end(child: &mut Child) {
     for signal in [Signal::TERM, Signal::KILL] {
-        // Not waited for yet, so the number is its own.
+        // Not reaped yet, so the pid still belongs to the child.
         let _ = kill_process(Pid::from_child(child), signal);
         let deadline = Instant::now() + GRACE / 4;
         while Instant::now() < deadline {
@@ -320,7 +321,7 @@ fn end(child: &mut Child) {
     }
 }
 
-/// Figures of `ztier run` under the names of `ztier stats`.
+/// The figures of `ztier run` under the names of `ztier stats`.
 fn of_run(mut took: serde_json::Value) -> serde_json::Value {
     for (name, other) in
         [("mem_used_max_bytes", "store_peak_bytes"), ("spill_written_bytes", "spilled_bytes")]
@@ -330,7 +331,7 @@ fn of_run(mut took: serde_json::Value) -> serde_json::Value {
     took
 }
 
-/// A volume that is swap; taken down when dropped.
+/// A volume used as swap; taken down when dropped.
 struct Volume {
     up: bool,
 }
@@ -361,7 +362,7 @@ impl Drop for Volume {
     }
 }
 
-/// Runs a command of ours, which has to succeed.
+/// Runs a `ztier` command, which has to succeed.
 fn ztier(args: &[String]) -> Result<String> {
     let what = format!("ztier {}", args.join(" "));
     let out = Command::new("ztier").args(args).stdin(Stdio::null()).output();
@@ -375,13 +376,13 @@ fn ztier(args: &[String]) -> Result<String> {
     }
 }
 
-/// When the kernel says that a task hangs; put back when dropped.
+/// The kernel's setting of the time after which a task counts as hung; restored when dropped.
 struct Hung(Option<String>);
 
 impl Hung {
     fn set() -> Self {
         let before = std::fs::read_to_string(HUNG).ok();
-        // Some kernels do not look.
+        // Some kernels do not check for hung tasks.
         Self(before.filter(|_| std::fs::write(HUNG, HUNG_SECONDS).is_ok()))
     }
 }
@@ -396,7 +397,7 @@ impl Drop for Hung {
     }
 }
 
-/// What a run might leave on a machine.
+/// Leftovers that a run may leave on a machine.
 #[derive(Debug, PartialEq, Eq)]
 struct Left {
     swaps: Vec<String>,

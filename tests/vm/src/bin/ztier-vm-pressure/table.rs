@@ -1,41 +1,41 @@
-//! What happened under pressure, as a table, and what of it must not be.
+//! The results under pressure as a table, and the violated conditions.
 
 use crate::kernel::{Counters, Said};
 use serde_json::Value;
 use std::fmt::Write;
 use ztier::config::size::human;
 
-/// What was seen while the load ran.
+/// Observations while the load ran.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// Of the load, in words.
+    /// Description of the load.
     pub load: String,
-    /// How long it took, in seconds.
+    /// Duration of the load in seconds.
     pub seconds: f64,
-    /// What it printed.
+    /// Lines that the load printed.
     pub lines: Vec<String>,
-    /// Why it did not end well.
+    /// Error of the load, if any.
     pub failed: Option<String>,
-    /// Bytes of swap in use, at most.
+    /// Maximum of the swap in use, in bytes.
     pub swap_most: u64,
-    /// Bytes of memory that were available, at least.
+    /// Minimum of the available memory, in bytes.
     pub available_least: u64,
-    /// Counters of the machine meanwhile.
+    /// Counters of the machine during the load.
     pub counters: Counters,
-    /// What the volume has counted.
+    /// Counters of the volume.
     pub stats: Value,
     /// The longest waits of the probe, in ms: for 1 MiB of memory, for 4 KiB of a file.
     pub longest: [Option<u64>; 2],
-    /// How often the probe asked for both.
+    /// Rounds of the probe.
     pub rounds: Option<u64>,
-    /// What the kernel said.
+    /// The kernel's messages.
     pub said: Said,
-    /// What went wrong beside all that.
+    /// Other errors.
     pub wrong: Vec<String>,
 }
 
 impl Seen {
-    /// Hears a line of the one beside the load.
+    /// Takes a line of the probe.
     pub fn hear(&mut self, line: &str) {
         let Some((what, number)) = line.split_once(' ') else { return };
         let number = number.parse().ok();
@@ -47,7 +47,7 @@ impl Seen {
         }
     }
 
-    /// All that must not be.
+    /// All violated conditions.
     pub fn wrongs(&self) -> Vec<String> {
         let mut wrongs = self.wrong.clone();
         wrongs.extend(self.failed.iter().map(|why| format!("the load: {why}")));
@@ -66,18 +66,18 @@ impl Seen {
         wrongs
     }
 
-    /// Whether the load was long enough to say anything: it has compared pages and swapped some in.
+    /// Whether the load ran long enough: it has compared pages and swapped some in.
     pub fn pressed(&self) -> bool {
         self.compared().unwrap_or(0) > 0 && self.counters.swapped_in > 0
     }
 
-    /// How many pages our own load has compared, in all its runs.
+    /// Pages that this program's own load has compared, in all its runs.
     fn compared(&self) -> Option<u64> {
         let lines = self.lines.iter().filter_map(|line| line.strip_prefix("compared "));
         lines.map(|line| line.split(' ').next()?.parse::<u64>().ok()).sum()
     }
 
-    /// For people.
+    /// The table for people.
     pub fn table(&self) -> String {
         let stat = |key: &str| self.stats[key].as_u64().unwrap_or(0);
         let ms = |ms: Option<u64>| ms.map_or("unknown".to_owned(), |ms| format!("{ms} ms"));
@@ -126,7 +126,7 @@ impl Seen {
         ];
         let mut text = String::new();
         for (key, value) in rows {
-            // A string takes all that is written to it.
+            // Writing to a string cannot fail.
             let _ = writeln!(text, "{key:<16} {value}");
         }
         text

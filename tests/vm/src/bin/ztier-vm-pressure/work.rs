@@ -1,6 +1,6 @@
-//! What takes the memory: stress-ng, which compares what it has written, and our own load.
+//! The memory load: stress-ng, which compares what it has written, and this program's own load.
 //!
-//! Invariant: it ends well only when both have compared everything and found nothing wrong.
+//! Invariant: the work succeeds only if both have compared everything without a difference.
 
 use crate::say;
 use clap::Args;
@@ -29,7 +29,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// Arguments with which this program does this work.
+    /// Arguments with which this program runs this work.
     pub fn args(&self) -> Vec<String> {
         let Self { stress, workers, method, own, seconds } = self;
         let text = format!(
@@ -39,15 +39,15 @@ impl Work {
         text.split(' ').map(str::to_owned).collect()
     }
 
-    /// That work.
+    /// Work with these parameters.
     pub fn new(stress: u64, workers: u32, method: &str, own: u64, seconds: u64) -> Self {
         Self { stress, workers, method: method.to_owned(), own, seconds }
     }
 
-    /// Does it.
+    /// Runs both loads.
     ///
     /// # Errors
-    /// Something was not what it was written as, or a load was ended.
+    /// Content differed from what was written, or a load was killed.
     pub fn run(self) -> Result<()> {
         let mut stress = self.stress_ng()?;
         let own = std::env::current_exe().context("cannot find this program")?;
