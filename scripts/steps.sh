@@ -8,18 +8,21 @@ timed() {
     say ""
     say "== $what"
     began=$(date +%s)
-    times >"$work/processor.$part"
     status=0
-    "$@" || status=$?
-    times >>"$work/processor.$part"
+    # In a shell of its own, whose children are those of the command alone.
+    (
+        ended=0
+        "$@" || ended=$?
+        times >"$work/processor.$part"
+        exit $ended
+    ) || status=$?
     printf '%6d s %6d s  %s\n' $(($(date +%s) - began)) "$(processor)" "$what" >>"$work/times"
     [ "$status" -eq 0 ] || fail "$what"
     return "$status"
 }
-# processor: seconds of it between two outputs of `times`, of the processes that were waited for.
+# processor: seconds of it that the command took, with all processes that were waited for.
 processor() {
-    awk -F '[ ms]+' 'NR % 2 == 0 { now = $1 * 60 + $2 + $3 * 60 + $4; t = NR == 2 ? -now : t + now }
-        END { printf "%d", t }' "$work/processor.$part"
+    awk -F '[ ms]+' 'NR == 2 { printf "%d", $1 * 60 + $2 + $3 * 60 + $4 }' "$work/processor.$part"
 }
 # count PASSED FAILED SKIPPED
 count() {

@@ -126,8 +126,10 @@ impl Place {
     }
 
     /// Lets fio write, and kills the daemon. Returns the number of blocks that fio considers
-    /// durable.
-    fn write_until_killed(&self, way: Way, round: u64) -> u64 {
+    /// durable; `None` if the kill came before the first write of a job, which then saves no state.
+    fn write_until_killed(&self, way: Way, round: u64) -> Option<u64> {
+        // fio would load the state of an earlier round.
+        self.states().iter().for_each(|path| fs::remove_file(path).unwrap());
         let mut fio = self.fio(way, round, &["--do_verify=0", "--verify_state_save=1"]);
         let mut fio = Guard(fio.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
         let asked = || self.sandbox.status(&self.name)["stats"]["log"]["asked_bytes"].as_u64();
@@ -136,7 +138,25 @@ impl Place {
         std::thread::sleep(Duration::from_millis(round * 79 % 300));
         self.sandbox.kill(&self.name);
         assert_ne!(wait(&mut fio.0), 0, "fio ended in peace");
-        self.done("write")
+        (self.states().len() as u64 == JOBS).then(|| self.done("write"))
+    }
+
+    /// The same, until the kill comes after each job's first write: jobs start one by one.
+    fn killed_in_all_jobs(&self, way: Way, round: u64) -> u64 {
+        for _ in 0..10 {
+            self.up(way);
+            if let Some(durable) = self.write_until_killed(way, round) {
+                return durable;
+            }
+            println!("round {round}: a job of fio had not begun");
+        }
+        panic!("round {round}: fio's jobs do not all begin");
+    }
+
+    /// The states that fio's jobs have saved.
+    fn states(&self) -> Vec<PathBuf> {
+        let all = fs::read_dir(self.sandbox.path()).unwrap().map(|entry| entry.unwrap().path());
+        all.filter(|path| path.to_string_lossy().ends_with("-verify.state")).collect()
     }
 
     /// The errors that fio finds, or the number of verified blocks.
@@ -170,8 +190,7 @@ fn what_fio_was_told_to_be_durable_survives_kills() {
             place.down();
         }
         let way = ways[(round % ways.len() as u64) as usize];
-        place.up(way);
-        let durable = place.write_until_killed(way, round);
+        let durable = place.killed_in_all_jobs(way, round);
         assert!(durable > 0, "round {round}: {way:?}");
         place.up(way);
         let verified = place.verify(way, round).unwrap_or_else(|e| panic!("round {round}: {e}"));

@@ -126,7 +126,8 @@ fn run(args: &RunArgs) -> Result<ExitCode> {
             .context(format_args!("cannot read {}", args.script.display()))?
     };
     let lab = lab()?;
-    let memory = u32::try_from(args.memory >> 20).context("a machine can't have that much memory")?;
+    let memory =
+        u32::try_from(args.memory >> 20).context("a machine can't have that much memory")?;
     let mut setup = Setup::new(&lab).memory(memory).cpus(args.cpus);
     let kept = tempfile::Builder::new().prefix("ztier-vm-kept-").tempdir();
     let kept = kept.context("cannot make a directory for the disks")?;

@@ -88,8 +88,8 @@ impl Options {
 
     fn machine(&self, lab: &Lab) -> Result<()> {
         let _turn = lab.turn(GRACE)?;
-        let mib =
-            u32::try_from(self.machine_memory >> 20).context("a machine can't have that much memory")?;
+        let mib = u32::try_from(self.machine_memory >> 20)
+            .context("a machine can't have that much memory")?;
         let mut setup = Setup::new(lab).memory(mib).cpus(self.cpus).disk("other", 64 << 20);
         let mut args = self.args("machine").join(" ");
         if self.spill > 0 {
