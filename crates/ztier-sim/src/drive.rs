@@ -100,6 +100,14 @@ impl Request {
         Self::Store(Action::Zero, pages.map(|page| (page, None)).collect())
     }
 
+    /// Bytes that it reads.
+    const fn reads(&self) -> usize {
+        match self {
+            Self::Read(_, len) => *len,
+            _ => 0,
+        }
+    }
+
     const fn action(&self) -> Action {
         match self {
             Self::Read(..) => Action::Read,
@@ -223,7 +231,8 @@ impl SimDrive {
     pub fn finish(&self, id: u64) -> Result<Vec<u8>, DriveError> {
         let mut state = self.state.lock();
         let flight = state.flying.remove(&id).expect("only what has begun ends");
-        state.carry_out(flight, true)
+        let mut data = vec![0; flight.request.reads()];
+        state.carry_out(flight, true, &mut data).map(|()| data)
     }
 
     /// The process that waits for an operation dies: the operation is done, not done, or done in
@@ -234,7 +243,7 @@ impl SimDrive {
         match flight.request {
             Request::Store(..) | Request::Flush if rng.chance(400) => {
                 // An error reaches no caller: the process is dead.
-                let _ = state.carry_out(flight, true);
+                let _ = state.carry_out(flight, true, &mut []);
             }
             Request::Store(_, mut pages) => {
                 pages.truncate(rng.below(pages.len() as u64) as usize);
@@ -359,8 +368,8 @@ impl SimDrive {
         state.flying.clear();
     }
 
-    /// A blocking operation.
-    fn perform(&self, request: Request) -> Result<Vec<u8>, DriveError> {
+    /// A blocking operation; a read fills `data`.
+    fn perform(&self, request: Request, data: &mut [u8]) -> Result<(), DriveError> {
         let mut state = self.state.lock();
         if let Some(why) = self.misuse(&state, &request) {
             state.complaint.get_or_insert(why);
@@ -370,14 +379,19 @@ impl SimDrive {
             return Err(flight.request.error(POWER_CUT));
         }
         let lasts = self.power.lasts();
-        state.carry_out(flight, lasts)
+        state.carry_out(flight, lasts, data)
     }
 }
 
 impl State {
     /// Ends an operation, with its faults. If the power fails before that, any part of a write may
-    /// have reached the drive, and a flush guarantees nothing.
-    fn carry_out(&mut self, flight: Flight, lasts: bool) -> Result<Vec<u8>, DriveError> {
+    /// have reached the drive, and a flush guarantees nothing. A read that succeeds fills `data`.
+    fn carry_out(
+        &mut self,
+        flight: Flight,
+        lasts: bool,
+        data: &mut [u8],
+    ) -> Result<(), DriveError> {
         let Flight { request, covers } = flight;
         if !lasts {
             let error = request.error(POWER_CUT);
@@ -394,20 +408,19 @@ impl State {
             }
             _ => Ok(()),
         };
-        let mut data = Vec::new();
         match request {
-            Request::Read(at, len) => {
-                data.resize(len, 0);
-                self.current.read(at, &mut data);
+            Request::Read(at, len) if result.is_ok() => {
+                self.current.read(at, data);
                 if effect == Effect::Flipped && len > 0 {
                     let chosen = mix(self.faults.count());
                     data[chosen as usize % len] ^= 1 << (chosen >> 61);
                 }
             }
+            Request::Read(..) => {}
             Request::Store(_, pages) => self.store_as(pages, effect),
             Request::Flush => self.flush_as(covers, effect),
         }
-        result.map(|()| data)
+        result
     }
 
     fn store_as(&mut self, pages: Pages, effect: Effect) {
@@ -481,21 +494,19 @@ impl Drive for SimDrive {
     }
 
     fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
-        let data = self.perform(Request::Read(at, buf.len()))?;
-        buf.copy_from_slice(&data);
-        Ok(())
+        self.perform(Request::Read(at, buf.len()), buf)
     }
 
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
-        self.perform(Request::write(at, data)).map(drop)
+        self.perform(Request::write(at, data), &mut [])
     }
 
     fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {
-        self.perform(Request::zero(at, len)).map(drop)
+        self.perform(Request::zero(at, len), &mut [])
     }
 
     fn flush(&self) -> Result<(), DriveError> {
-        self.perform(Request::Flush).map(drop)
+        self.perform(Request::Flush, &mut [])
     }
 }
 
