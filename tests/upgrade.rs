@@ -454,6 +454,7 @@ impl Earlier {
     }
 
     fn ended(self) {
+        eventually("the earlier daemon was told to end", || self.thread.is_finished());
         self.thread.join().unwrap();
     }
 }

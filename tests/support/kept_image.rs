@@ -2,6 +2,7 @@
 //! holder of such a daemon.
 #![allow(clippy::unwrap_used, dead_code)]
 
+use super::sandbox::eventually;
 use rustix::fs::{MemfdFlags, SeekFrom, memfd_create};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -144,7 +145,9 @@ impl Holder {
 
     /// Waits until the thread got the order to end.
     pub fn ended(mut self) {
-        self.thread.take().unwrap().join().unwrap();
+        let thread = self.thread.take().unwrap();
+        eventually("the memory holder was told to end", || thread.is_finished());
+        thread.join().unwrap();
     }
 }
 
