@@ -29,7 +29,7 @@ mod up;
 
 use crate::config::{Paths, name};
 use crate::control::Client;
-use crate::daemon::{self, Found};
+use crate::daemon::{self, Found, ballast};
 use crate::error::{Error, Result};
 use crate::remedy;
 use crate::stats::{About, Health, time};
@@ -89,6 +89,12 @@ enum Command {
         /// What to do, as JSON.
         task: String,
     },
+    /// Keeps ballast in the swap area of a volume; started by its daemon.
+    #[command(hide = true)]
+    Ballast {
+        /// The volume.
+        name: String,
+    },
     /// Keeps the memory of one volume; started by its daemon.
     #[command(name = "keeper", hide = true)]
     MemoryHolder {
@@ -107,6 +113,9 @@ fn internal() -> Option<Command> {
             Some(Command::Daemon { name: name.to_owned(), again: false })
         }
         [helper::WORD, task] => Some(Command::Helper { task: task.to_owned() }),
+        [ballast::WORD, name] if !name.starts_with('-') => {
+            Some(Command::Ballast { name: name.to_owned() })
+        }
         ["keeper", name] if !name.starts_with('-') => {
             Some(Command::MemoryHolder { _name: name.to_owned() })
         }
@@ -150,6 +159,7 @@ pub fn main() -> ExitCode {
         Command::Daemon { name, again: true } => daemon::again_main(&name),
         Command::Daemon { .. } => daemon::detached_main(),
         Command::Helper { task } => helper::main(&task),
+        Command::Ballast { name } => daemon::ballast::main(&name),
         Command::MemoryHolder { .. } => daemon::memory_holder::main(),
     };
     match done {

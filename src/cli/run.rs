@@ -9,11 +9,14 @@ mod report;
 
 use super::down::Down;
 use super::swap::{PAGE_CLUSTER, SWAPPINESS, Setting, changed};
+use super::up::word;
 use super::{output, progress_line::ProgressLine};
 use crate::config::limit::Range;
 use crate::config::plan::{self, Kind};
 use crate::config::size::human;
-use crate::config::{Amount, Choice, Job, Limit, Paths, Plan, Settings, Usage, Use, machine, name};
+use crate::config::{
+    Amount, Ballast, Choice, Job, Limit, Paths, Plan, Settings, Usage, Use, machine, name,
+};
 use crate::daemon::memory_holder::Kept;
 use crate::daemon::{self, Ready, state};
 use crate::error::{Context, Error, Result};
@@ -64,7 +67,7 @@ pub struct Run {
     #[arg(long)]
     name: Option<String>,
     /// How to offer the volume: `ublk`, `fuse`, or `auto` for the best that works here
-    #[arg(long, value_parser = super::up::word::<Choice>(&["auto", "ublk", "fuse"]))]
+    #[arg(long, value_parser = word::<Choice>(&["auto", "ublk", "fuse"]))]
     export: Option<Choice>,
     /// vm.page-cluster meanwhile [default: 5]
     #[arg(long, value_name = "N|keep", value_parser = Setting::page_cluster)]
@@ -72,6 +75,10 @@ pub struct Run {
     /// vm.swappiness meanwhile, 0 to 200 [default: 100]
     #[arg(long, value_name = "N|keep", value_parser = Setting::swappiness)]
     swappiness: Option<Setting>,
+    /// Whether the kernel is made to free the swap slots of pages that are read back; `auto`: while
+    /// there is no other swap [default: auto]
+    #[arg(long, value_name = "WHEN", value_parser = word::<Ballast>(&["auto", "on", "off"]))]
+    ballast: Option<Ballast>,
     /// Write what the program took to this file as JSON, in place of printing it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     json: Option<PathBuf>,
@@ -154,6 +161,7 @@ impl Run {
             spill: self.spill.clone(),
             export: self.export,
             usage: Some(Use::Swap),
+            ballast: self.ballast,
             ..Settings::default()
         };
         let chosen = daemon::choose(&settings)?;

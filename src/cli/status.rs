@@ -6,6 +6,7 @@ use crate::config::plan::SpillPlan;
 use crate::config::size::{exact, human};
 use crate::config::{Paths, Usage};
 use crate::control::{self, Request};
+use crate::daemon::ballast;
 use crate::daemon::survey::{Seen, Survey};
 use crate::device::Recompress;
 use crate::error::{Error, Result};
@@ -127,7 +128,7 @@ fn text(status: &control::Status) -> String {
     if let Some(Usage::Swap { priority, .. }) = &plan.usage {
         let device = status.endpoints.first().map(Path::new).and_then(swapped);
         let area =
-            device.map(|area| format!("{} of {} used, ", human(area.used), human(area.size)));
+            device.map(|area| ballast::describe(area.size, area.used, status.ballast_bytes) + ", ");
         rows.push(("swap", format!("{}priority {priority}", area.unwrap_or_default())));
         // The rows of a spill device report that themselves.
         let warning = short(stats).filter(|_| plan.spill.is_none());

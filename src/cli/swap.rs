@@ -1,10 +1,11 @@
 //! `ztier swapon` and `swapoff`: a volume's device as swap space, and no more.
 
 use super::progress_line::ProgressLine;
+use super::up::word;
 use super::{client, output};
 use crate::config::size::human;
 use crate::config::usage::{DEFAULT_PRIORITY, HIGHEST_PRIORITY};
-use crate::config::{Paths, name};
+use crate::config::{Ballast, Paths, name};
 use crate::control::{Request, Swapon, Swapping};
 use crate::error::{Error, Result};
 use crate::system::usage::{END_ALONE, Tuned, swapped};
@@ -79,6 +80,11 @@ pub struct On {
     /// vm.swappiness meanwhile, 0 to 200 [default: 100]
     #[arg(long, value_name = "N|keep", value_parser = Setting::swappiness)]
     swappiness: Option<Setting>,
+    /// Whether the kernel is made to free the swap slots of pages that are read back; `auto`: while
+    /// there is no other swap
+    #[arg(long, value_name = "WHEN", default_value = "auto",
+          value_parser = word::<Ballast>(&["auto", "on", "off"]))]
+    ballast: Ballast,
     /// Overwrite what is on the device, and go on without what makes the daemon safe for swap
     #[arg(long)]
     force: bool,
@@ -95,6 +101,7 @@ impl On {
             priority: self.priority,
             page_cluster: Setting::or(self.page_cluster, PAGE_CLUSTER),
             swappiness: Setting::or(self.swappiness, SWAPPINESS),
+            ballast: self.ballast,
             force: self.force,
         });
         let done: Swapping = client.ask(&request, PATIENCE_TO_BEGIN)?;

@@ -5,7 +5,9 @@ use super::progress_line::ProgressLine;
 use super::{adapting, output, sound, status};
 use crate::config::plan::{self, Address};
 use crate::config::size::{exact, human};
-use crate::config::{Amount, Choice, Limit, Paths, Plan, Settings, Usage, Use, machine, name};
+use crate::config::{
+    Amount, Ballast, Choice, Limit, Paths, Plan, Settings, Usage, Use, machine, name,
+};
 use crate::daemon::{self, Chosen, Found, Ready};
 use crate::device::{Algorithm, Recompress, Sector};
 use crate::error::{Error, Result};
@@ -151,6 +153,10 @@ pub struct Up {
     /// With --use swap: priority, 0 to 32767; the highest is used first [default: 100]
     #[arg(long, value_name = "N")]
     priority: Option<i32>,
+    /// With --use swap: whether the kernel is made to free the swap slots of pages that are read
+    /// back; `auto`: while there is no other swap [default: auto]
+    #[arg(long, value_name = "WHEN", value_parser = word::<Ballast>(&["auto", "on", "off"]))]
+    ballast: Option<Ballast>,
     /// Wait this long for the drives (--backing, --log, --spill) to appear
     #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
     wait: u32,
@@ -339,6 +345,7 @@ impl Up {
             usage: self.usage,
             mount: self.mount.clone(),
             priority: self.priority,
+            ballast: self.ballast,
             allow_readable: self.allow_readable.then_some(true),
             log_uuid: None,
             backing_id: None,

@@ -8,7 +8,7 @@ use super::name;
 use super::paths::full;
 use super::plan::{Address, Choice};
 use super::size::Amount;
-use super::usage::Use;
+use super::usage::{Ballast, Use};
 use crate::device::{Algorithm, Marks, Recompress, Sector};
 use crate::error::{Context, Error, Result};
 use crate::escape::join_lines;
@@ -96,6 +96,9 @@ pub struct Settings {
     /// Priority of that swap space.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
+    /// When that swap space has ballast.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ballast: Option<Ballast>,
     /// Files for log and spill device may be readable or writable for other users.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_readable: Option<bool>,
@@ -109,7 +112,7 @@ pub struct Settings {
 }
 
 /// All keys of the file, in the order in which it is written.
-pub const KEYS: [&str; 28] = [
+pub const KEYS: [&str; 29] = [
     "size",
     "backing",
     "log",
@@ -135,6 +138,7 @@ pub const KEYS: [&str; 28] = [
     "use",
     "mount",
     "priority",
+    "ballast",
     "allow-readable",
     "log-uuid",
     "backing-id",
@@ -253,6 +257,7 @@ impl Settings {
             usage: self.usage.or(base.usage),
             mount: self.mount.or(base.mount),
             priority: self.priority.or(base.priority),
+            ballast: self.ballast.or(base.ballast),
             allow_readable: self.allow_readable.or(base.allow_readable),
             log_uuid: self.log_uuid.or(base.log_uuid),
             backing_id: self.backing_id.or(base.backing_id),
@@ -310,6 +315,7 @@ mod tests {
             usage: Some(Use::Ext4),
             mount: Some("/mnt".into()),
             priority: Some(7),
+            ballast: Some(Ballast::Off),
             allow_readable: Some(true),
             log_uuid: Some("0123456789abcdef0123456789abcdef".into()),
             backing_id: Some("0123456789abcdef".into()),

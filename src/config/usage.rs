@@ -8,7 +8,7 @@ use super::paths::full;
 use super::plan::Export;
 use crate::error::{Error, Result};
 pub use crate::system::job::Job;
-pub use crate::system::usage::Usage;
+pub use crate::system::usage::{Ballast, Usage};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -36,10 +36,15 @@ pub(super) fn resolve(settings: &Settings, export: &Export) -> Result<Option<Usa
         None => return refuse_rest(settings).map(|()| None),
         Some(Use::Swap) => {
             refuse("mount", settings.mount.is_some(), "use = \"ext4\"")?;
-            Usage::Swap { priority: priority(settings)?, tuned: Vec::new(), forced: false }
+            Usage::Swap {
+                priority: priority(settings)?,
+                tuned: Vec::new(),
+                ballast: settings.ballast.unwrap_or_default(),
+                forced: false,
+            }
         }
         Some(Use::Ext4) => {
-            refuse("priority", settings.priority.is_some(), "use = \"swap\"")?;
+            refuse_of_swap(settings)?;
             Usage::Ext4 { mount: mount(settings.mount.as_deref())? }
         }
     };
@@ -64,7 +69,12 @@ pub(super) fn refuse_with_log(settings: &Settings) -> Result<()> {
 
 fn refuse_rest(settings: &Settings) -> Result<()> {
     refuse("mount", settings.mount.is_some(), "use = \"ext4\"")?;
-    refuse("priority", settings.priority.is_some(), "use = \"swap\"")
+    refuse_of_swap(settings)
+}
+
+fn refuse_of_swap(settings: &Settings) -> Result<()> {
+    refuse("priority", settings.priority.is_some(), "use = \"swap\"")?;
+    refuse("ballast", settings.ballast.is_some(), "use = \"swap\"")
 }
 
 fn refuse(key: &str, given: bool, with: &str) -> Result<()> {

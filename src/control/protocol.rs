@@ -4,7 +4,7 @@ use crate::config::Plan;
 use crate::error::{self, Context, Error, Result};
 use crate::limit::Report;
 use crate::stats::Stats;
-use crate::system::usage::Tuned;
+use crate::system::usage::{Ballast, Tuned};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -156,6 +156,9 @@ pub struct Swapon {
     /// The value of `vm.swappiness` meanwhile; `None`: unchanged.
     #[serde(default)]
     pub swappiness: Option<u64>,
+    /// When the swap area has ballast.
+    #[serde(default)]
+    pub ballast: Ballast,
     /// Even if the device has content, or this process can't be made safe for swap.
     pub force: bool,
 }
@@ -167,7 +170,7 @@ pub struct Swapping {
     pub device: PathBuf,
     /// Bytes that the kernel may swap out to it.
     pub size_bytes: u64,
-    /// Bytes that are or were swapped out to it.
+    /// Bytes that are or were swapped out to it, without ballast.
     pub used_bytes: u64,
     /// The kernel uses swap of higher priority first.
     pub priority: i32,
@@ -265,6 +268,9 @@ pub struct Status {
     /// How the memory limit adapts; `None` if it is fixed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapting: Option<Report>,
+    /// Bytes of the swap area that are ballast.
+    #[serde(default)]
+    pub ballast_bytes: u64,
     /// All counters.
     pub stats: Stats,
 }

@@ -28,6 +28,9 @@ pub struct Sample {
     /// How the memory limit adapts; `None` if it is fixed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapting: Option<Report>,
+    /// Bytes of the swap area that are ballast.
+    #[serde(default)]
+    pub ballast_bytes: u64,
     /// All counters.
     pub stats: Stats,
     /// How long requests took, with all buckets.
@@ -37,9 +40,19 @@ pub struct Sample {
 impl From<Sample> for Status {
     fn from(sample: Sample) -> Self {
         let Sample { version, pid, started_unix_s, restarts, plan, endpoints, .. } = sample;
-        let Sample { adapting, stats, .. } = sample;
-        let holders = None;
-        Self { version, pid, started_unix_s, restarts, plan, endpoints, holders, adapting, stats }
+        let Sample { adapting, ballast_bytes, stats, .. } = sample;
+        Self {
+            version,
+            pid,
+            started_unix_s,
+            restarts,
+            plan,
+            endpoints,
+            holders: None,
+            adapting,
+            ballast_bytes,
+            stats,
+        }
     }
 }
 

@@ -112,6 +112,7 @@ impl Running {
             endpoints,
             holders,
             adapting: self.limiter.lock().as_ref().and_then(Limiter::report),
+            ballast_bytes: self.ballast_bytes(),
             stats: self.stats_by(&state.plan),
         })
     }
@@ -140,6 +141,7 @@ impl Running {
             plan: Plan { size_bytes: self.volume.size(), ..state.plan.clone() },
             endpoints: endpoints.unwrap_or_default(),
             adapting: self.limiter.lock().as_ref().and_then(Limiter::report),
+            ballast_bytes: self.ballast_bytes(),
             stats: self.stats_by(&state.plan),
             latencies: self.volume.latencies(),
         }

@@ -6,6 +6,7 @@
 //! until its drives are closed; a held device is taken away only by force.
 
 mod answering;
+pub mod ballast;
 mod changing;
 mod draining;
 mod events;
@@ -29,6 +30,7 @@ pub mod silent;
 mod spawn;
 pub mod state;
 pub mod survey;
+mod swap_thread;
 mod swapping;
 mod takeover;
 mod troubles;

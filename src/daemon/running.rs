@@ -6,6 +6,7 @@ use super::memory_holder::MemoryHolder;
 use super::restoring::Presence;
 use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
+use super::swap_thread::SwapThread;
 use super::takeover::Inherited;
 use super::troubles::Troubles;
 use super::{events, log, notify, opening, serve, swapping};
@@ -66,6 +67,8 @@ pub(super) struct Running {
     pub(super) changing: Mutex<()>,
     /// Adapts the memory limit; `None` if the limit is fixed.
     pub(super) limiter: Mutex<Option<Limiter>>,
+    /// Fits the volume to carrying swap; `None` if it carries none.
+    pub(super) swap_thread: Mutex<Option<SwapThread>>,
     /// Lock for changes of the device's use.
     using: Mutex<()>,
     /// `None` once the export is stopped.
@@ -355,6 +358,7 @@ impl Running {
             unsafe_for_swap,
             changing: Mutex::new(()),
             limiter: Mutex::new(None),
+            swap_thread: Mutex::new(None),
             using: Mutex::new(()),
             export: Mutex::new(export),
             state: Mutex::new(state),
@@ -403,6 +407,8 @@ impl Running {
         let Presence { control, lock } = presence;
         let limiter = self.limiter.lock().take();
         drop(limiter);
+        let swap_thread = self.swap_thread.lock().take();
+        drop(swap_thread);
         if end != End::Again {
             notify::send("STOPPING=1\n");
         }
@@ -473,15 +479,17 @@ impl Running {
         if is_swap {
             make_present();
         }
-        usage::begin(&usage, &self.device()?, (empty, homes.announced()), &progress)?;
+        let device = self.device()?;
+        usage::begin(&usage, &device, (empty, homes.announced()), &progress)?;
         usage::tune(&usage).iter().for_each(|failed| log::line(failed));
+        self.follow_swap(&usage, &device);
         Ok(homes.about().filter(|_| is_swap && empty))
     }
 
     /// Ends the device's use.
     pub(super) fn end_use(&self) -> Result<()> {
         let Some(usage) = self.state.lock().plan.usage.clone() else { return Ok(()) };
-        usage::end(&usage, &self.device()?)?;
+        self.end_within(&usage, &self.device()?, usage::END)?;
         state::untune(&self.files, Some(&usage));
         Ok(())
     }

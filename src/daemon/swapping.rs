@@ -8,8 +8,9 @@ use super::log;
 use super::running::Running;
 use super::signals::Event;
 use super::state;
+use super::swap_thread::SwapThread;
 use crate::config::size::human;
-use crate::config::{Job, Plan, Usage};
+use crate::config::{Ballast, Job, Plan, Usage};
 use crate::control::{Asking, Swapon, Swapping};
 use crate::error::{Error, Result};
 use crate::media::{Access, FileDrive, Signature};
@@ -49,7 +50,8 @@ impl Running {
         let mut notes = Vec::new();
         let wanted = [(PAGE_CLUSTER, ask.page_cluster), (SWAPPINESS, ask.swappiness)];
         let tuned = state::settings(&self.files, &wanted, &mut notes);
-        let usage = Usage::Swap { priority: ask.priority, tuned, forced: ask.force };
+        let usage =
+            Usage::Swap { priority: ask.priority, tuned, ballast: ask.ballast, forced: ask.force };
         self.carry_swap(true)?;
         make_present();
         self.note_usage(Some(usage.clone()))?;
@@ -61,9 +63,10 @@ impl Running {
             return Err(e);
         }
         notes.extend(usage::tune(&usage));
+        self.follow_swap(&usage, &device);
         notes.extend(homes.about());
         log::line(&format!("{name} is swap, by {}", device.display()));
-        Ok(Self::swapping(&device, &usage, notes))
+        Ok(self.swapping(&device, &usage, notes))
     }
 
     fn carry_swap(&self, on: bool) -> Result<()> {
@@ -78,9 +81,12 @@ impl Running {
         let usage = match usage {
             Some(usage @ Usage::Swap { .. }) => usage,
             // A user has made it swap by hand.
-            None if usage::is_swap(&device) => {
-                Usage::Swap { priority: NO_PRIORITY, tuned: Vec::new(), forced: false }
-            }
+            None if usage::is_swap(&device) => Usage::Swap {
+                priority: NO_PRIORITY,
+                tuned: Vec::new(),
+                ballast: Ballast::Off,
+                forced: false,
+            },
             _ => {
                 return Err(Error::busy(format!("volume `{name}` is not swap"))
                     .hint(format!("`ztier swapon {name}` makes it that")));
@@ -91,12 +97,12 @@ impl Running {
             return Err(busy(name, job));
         }
         if !force {
-            refuse_full(name, &device)?;
+            self.refuse_full(&device)?;
         }
         asking.agree()?;
-        let was = Self::swapping(&device, &usage, Vec::new());
+        let was = self.swapping(&device, &usage, Vec::new());
         self.look_how_it_compresses();
-        usage::end_within(&usage, &device, usage::END_ALONE)?;
+        self.end_within(&usage, &device, usage::END_ALONE)?;
         self.carry_swap(false)?;
         state::untune(&self.files, Some(&usage));
         self.note_usage(None)?;
@@ -110,7 +116,7 @@ impl Running {
         Ok(Swapping { notes: notes.collect(), ..was })
     }
 
-    fn swapping(device: &Path, usage: &Usage, notes: Vec<String>) -> Swapping {
+    fn swapping(&self, device: &Path, usage: &Usage, notes: Vec<String>) -> Swapping {
         let area = usage::swapped(device);
         let priority = match usage {
             Usage::Swap { priority, .. } => *priority,
@@ -119,11 +125,41 @@ impl Running {
         Swapping {
             device: device.to_owned(),
             size_bytes: area.map_or(0, |area| area.size),
-            used_bytes: area.map_or(0, |area| area.used),
+            used_bytes: area.map_or(0, |area| area.used.saturating_sub(self.ballast_bytes())),
             priority,
             settings: usage::tuned(usage).to_vec(),
             notes,
         }
+    }
+
+    /// Begins to fit the volume to carrying swap. Without that, swap works, but takes more memory.
+    pub(super) fn follow_swap(&self, usage: &Usage, device: &Path) {
+        let Usage::Swap { ballast, .. } = usage else { return };
+        match SwapThread::start(self, device.to_owned(), *ballast) {
+            Ok(thread) => *self.swap_thread.lock() = Some(thread),
+            Err(e) => log::line(&e.to_string()),
+        }
+    }
+
+    /// Bytes of the swap area that are ballast.
+    pub(super) fn ballast_bytes(&self) -> u64 {
+        self.swap_thread.lock().as_ref().map_or(0, SwapThread::ballast_bytes)
+    }
+
+    /// Ends the use `usage` of the device within `limit`, and first its ballast, which must not
+    /// come back to memory.
+    pub(super) fn end_within(&self, usage: &Usage, device: &Path, limit: Duration) -> Result<()> {
+        let swap_thread = self.swap_thread.lock().take();
+        drop(swap_thread);
+        usage::end_within(usage, device, limit).inspect_err(|_| self.follow_swap(usage, device))
+    }
+
+    /// Refuses to end swap if memory and other swap lack the room for its content.
+    fn refuse_full(&self, device: &Path) -> Result<()> {
+        let (Some(area), Some(room)) = (usage::swapped(device), usage::room(device)) else {
+            return Ok(());
+        };
+        refuse_short(&self.name, area.used.saturating_sub(self.ballast_bytes()), room)
     }
 
     /// Remembers the present compression ratio, if enough is stored to tell.
@@ -250,14 +286,6 @@ impl Homes {
             )
         })
     }
-}
-
-/// Refuses to end swap if memory and other swap lack the room for its content.
-fn refuse_full(name: &str, device: &Path) -> Result<()> {
-    let (Some(area), Some(room)) = (usage::swapped(device), usage::room(device)) else {
-        return Ok(());
-    };
-    refuse_short(name, area.used, room)
 }
 
 fn refuse_short(name: &str, used: u64, room: Room) -> Result<()> {

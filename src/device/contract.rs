@@ -284,6 +284,10 @@ pub trait InMemory {
     /// There is no room for the emergency reserve.
     fn carry_swap(&self, on: bool) -> Outcome<()>;
 
+    /// Whether the machine has plenty of memory: then a small emergency reserve is enough. Until
+    /// this is called it has not.
+    fn memory_is_plenty(&self, plenty: bool);
+
     /// Removes the volume's label from its spill device, once the volume is gone for good. Others
     /// may then use the device.
     fn disown(&self);

@@ -29,8 +29,10 @@ const NAP: Duration = Duration::from_micros(100);
 /// State of the mempool besides its frames.
 #[derive(Debug, Default)]
 pub(super) struct Mempool {
-    /// The thread that refills it.
-    refiller: OnceLock<Thread>,
+    /// The thread that refills it, and whether no other thread is served before it.
+    refiller: OnceLock<(Thread, bool)>,
+    /// The machine has plenty of memory.
+    plenty: AtomicBool,
     /// A write waited in vain since a frame was last added: other writes need not find that out
     /// again.
     dry: AtomicBool,
@@ -42,9 +44,8 @@ impl Ram {
     /// # Errors
     /// See [`crate::ram::store::Store::keep_tables`]; then nothing has changed.
     pub fn begin_mempool(&self, blocks: u64) -> Result<()> {
-        let (store, segment) = (self.store(), self.store().segment_size());
-        store.keep_tables(blocks)?;
-        store.frames().keep(policy::mempool(store.budget().limit(), segment));
+        self.store().keep_tables(blocks)?;
+        self.size_mempool();
         while self.refill() {}
         Ok(())
     }
@@ -52,8 +53,23 @@ impl Ram {
     /// Resizes the mempool, if there is one, to what the limit asks for.
     pub(super) fn fit_mempool(&self) {
         if self.has_mempool() {
-            let (store, segment) = (self.store(), self.store().segment_size());
-            store.frames().keep(policy::mempool(store.budget().limit(), segment));
+            self.size_mempool();
+        }
+    }
+
+    fn size_mempool(&self) {
+        let (store, segment) = (self.store(), self.store().segment_size());
+        // Where memory is plenty, the refill thread has it at once, if it gets a processor.
+        let is_first = self.mempool.refiller.get().is_some_and(|(_, is_first)| *is_first);
+        let small = is_first && self.mempool.plenty.load(Ordering::Acquire);
+        store.frames().keep(policy::mempool(store.budget().limit(), segment, small));
+    }
+
+    /// Resizes the mempool, if there is one, to a machine that has plenty of memory, or does not.
+    pub fn memory_is_plenty(&self, plenty: bool) {
+        if self.mempool.plenty.swap(plenty, Ordering::AcqRel) != plenty {
+            self.fit_mempool();
+            self.look_at_mempool();
         }
     }
 
@@ -68,9 +84,10 @@ impl Ram {
         self.store().frames().mempool() > 0
     }
 
-    /// Makes the calling thread the one that is woken when a frame is missing.
-    pub fn serve_mempool(&self) {
-        self.mempool.refiller.get_or_init(std::thread::current);
+    /// Makes the calling thread the one that is woken when a frame is missing; `is_first`: it is a
+    /// real-time thread.
+    pub fn serve_mempool(&self, is_first: bool) {
+        self.mempool.refiller.get_or_init(|| (std::thread::current(), is_first));
     }
 
     /// Puts a frame into the mempool if one is missing; waits for the machine to give the memory.
@@ -87,7 +104,7 @@ impl Ram {
     pub(super) fn look_at_mempool(&self) {
         let frames = self.store().frames();
         if frames.ready() < frames.mempool()
-            && let Some(refiller) = self.mempool.refiller.get()
+            && let Some((refiller, _)) = self.mempool.refiller.get()
         {
             refiller.unpark();
         }

@@ -60,9 +60,10 @@ pub fn reserve(limit: u64, segment: u32) -> (u64, u64) {
 const RESERVE_PART: u64 = 16;
 
 /// Frames that a volume that carries swap keeps ready, for a `limit`: enough for what the machine
-/// swaps out in one go.
-pub fn mempool(limit: u64, segment: u32) -> usize {
-    let bytes = (limit / MEMPOOL_PART).min(MEMPOOL_MOST);
+/// swaps out in one go, or only for what is on its way while it is refilled, if it is to be `small`.
+pub fn mempool(limit: u64, segment: u32, small: bool) -> usize {
+    let most = if small { MEMPOOL_SMALL } else { MEMPOOL_MOST };
+    let bytes = (limit / MEMPOOL_PART).min(most);
     (bytes / u64::from(segment)).max(MEMPOOL_LEAST) as usize
 }
 
@@ -70,6 +71,8 @@ pub fn mempool(limit: u64, segment: u32) -> usize {
 const MEMPOOL_PART: u64 = 16;
 /// See [`mempool`]: bytes.
 const MEMPOOL_MOST: u64 = 32 << 20;
+/// See [`mempool`]: bytes; the requests that may be under way have 8 MiB, uncompressed.
+const MEMPOOL_SMALL: u64 = 6 << 20;
 /// See [`mempool`]: the frames of the cleaner, and as many for writers.
 const MEMPOOL_LEAST: u64 = 4;
 

@@ -21,6 +21,29 @@ pub fn swapped(device: &Path) -> Option<Swapped> {
     swap_areas().into_iter().find(|(path, _)| is_same_device(path, device)).map(|(_, area)| area)
 }
 
+/// All swap of the machine, of which a device is a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwapWith {
+    /// Whether the device is all of it.
+    pub alone: bool,
+    /// Bytes of all swap areas.
+    pub size: u64,
+    /// Bytes of these that are in use.
+    pub used: u64,
+}
+
+/// All swap of the machine; `None` if the kernel does not swap to `device`.
+pub fn swap_with(device: &Path) -> Option<SwapWith> {
+    let areas = swap_areas();
+    areas.iter().find(|(path, _)| is_same_device(path, device))?;
+    let sum = |of: fn(&Swapped) -> u64| areas.iter().map(|(_, area)| of(area)).sum();
+    Some(SwapWith {
+        alone: areas.len() == 1,
+        size: sum(|area| area.size),
+        used: sum(|area| area.used),
+    })
+}
+
 /// Room for pages that come back from a swap device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
@@ -59,5 +82,6 @@ mod tests {
         assert_eq!(available("MemFree: 1 kB\n"), None);
         assert!(room(Path::new("/dev/none")).unwrap().memory > 0);
         assert_eq!(swapped(Path::new("/dev/none")), None);
+        assert_eq!(swap_with(Path::new("/dev/none")), None);
     }
 }

@@ -7,7 +7,7 @@ use super::depth;
 pub use super::holders::is_swap;
 use super::holders::mounted_at;
 use super::mounts::mounted_on;
-pub use super::swaps::{Room, Swapped, room, swapped};
+pub use super::swaps::{Room, SwapWith, Swapped, room, swap_with, swapped};
 pub use super::tuning::{PAGE_CLUSTER, SWAPPINESS, Tuned};
 use crate::error::{Context, Error, Result};
 use crate::escape::join_lines;
@@ -29,6 +29,9 @@ pub enum Usage {
         /// Settings of the machine while the device is swap.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         tuned: Vec<Tuned>,
+        /// When ballast makes the kernel free the slots of pages that are read back.
+        #[serde(default, skip_serializing_if = "Ballast::is_auto")]
+        ballast: Ballast,
         /// Use a daemon that is not safe for swap, too.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         forced: bool,
@@ -40,10 +43,29 @@ pub enum Usage {
     },
 }
 
+/// When a swap area has ballast.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Ballast {
+    /// While the machine has no other swap: the default.
+    #[default]
+    Auto,
+    /// Also beside other swap, all of which then counts as full.
+    On,
+    /// Never.
+    Off,
+}
+
+impl Ballast {
+    fn is_auto(&self) -> bool {
+        *self == Self::Auto
+    }
+}
+
 /// Time limit of a program that formats a device or starts its use.
 const BEGIN: Duration = Duration::from_secs(120);
 /// Time limit of a program that ends a use: less than `ztier down` waits.
-const END: Duration = Duration::from_secs(50);
+pub const END: Duration = Duration::from_secs(50);
 /// The same limit for a command that only waits for this end: the kernel may have to read all swap.
 pub const END_ALONE: Duration = Duration::from_secs(4 * 3600);
 /// Interval between calls of `progress`.

@@ -627,6 +627,10 @@ impl InMemory for Volume {
         self.ram.begin_mempool(self.size_now() / BLOCK_SIZE as u64)
     }
 
+    fn memory_is_plenty(&self, plenty: bool) {
+        self.ram.memory_is_plenty(plenty);
+    }
+
     fn disown(&self) {
         self.ram.disown();
     }

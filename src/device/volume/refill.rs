@@ -21,22 +21,22 @@ pub(super) fn start(volume: &Arc<Volume>) -> Result<Worker> {
 /// Makes this thread a real-time thread, for the processor and for memory: of the pages that the
 /// kernel keeps free, it leaves a part to real-time threads, and lets all other threads wait.
 /// Otherwise the processes that use up the machine's memory would take every page that is swapped
-/// out, and the mempool would get none.
-fn hurry() {
+/// out, and the mempool would get none. Returns whether that worked.
+fn hurry() -> bool {
     let first = libc::sched_param { sched_priority: 1 };
     // SAFETY: the call reads one structure, which lives, and changes how this thread is scheduled.
     // Without the right to do so the call fails and changes nothing; the user is told before the
     // device carries swap.
-    let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &first) };
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &first) == 0 }
 }
 
 fn refill(volume: &Weak<Volume>, stop: &AtomicBool) {
     // Of all threads only this one may wait for pages to be swapped out: swapping out does not wait
     // for this thread. Without the right to configure it, the thread stays as it is.
     let _ = rustix::process::configure_io_flusher_behavior(false);
-    hurry();
+    let is_first = hurry();
     if let Some(volume) = volume.upgrade() {
-        volume.ram().serve_mempool();
+        volume.ram().serve_mempool(is_first);
     }
     while !stop.load(Ordering::Acquire) {
         let Some(volume) = volume.upgrade() else { return };

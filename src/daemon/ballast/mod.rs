@@ -1,0 +1,247 @@
+//! Ballast: pages of zeros that occupy a part of a swap area, so that the kernel frees the slot of
+//! each page that is read back.
+//!
+//! The kernel keeps such a slot, beside the page, until more than half of all swap is in use
+//! (`vm_swap_full`, `mm/swap.h`): with a large swap area the volume then stores most pages twice,
+//! once for the program and once for nothing. Ballast takes what is missing to that half. It needs
+//! no capacity: it gives way to other pages ([`wanted`]), and is gone before the area is full.
+//! Pages of zeros are not written (Linux 6.12) or take an entry of the index each.
+//!
+//! A process of its own, `ztier ballast`, has these pages ([`process`]): its memory can be swapped
+//! out, unlike the daemon's, and the kernel frees the slots when the process ends.
+//!
+//! Invariants:
+//! - other pages always have more than a third of the swap area, until no ballast is left;
+//! - beside swap that is not this volume's there is no ballast, unless the user asked for it: all
+//!   swap would count as full;
+//! - ballast ends before the use of the device as swap.
+
+mod link;
+mod process;
+
+pub use process::main;
+
+use super::log;
+use crate::config::size::human;
+use crate::error::Result;
+use crate::system::usage::{Ballast, SwapWith, swap_with};
+use link::Holder;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// The word that starts the process: `ztier ballast NAME`.
+pub const WORD: &str = "ballast";
+/// Ballast grows and shrinks by multiples of this number of bytes.
+const CHUNK: u64 = 2 << 20;
+/// The most bytes by which it grows in a step.
+const GROWTH: u64 = 64 << 20;
+/// A smaller swap area could be filled faster than ballast gives way.
+const LEAST_AREA: u64 = 64 << 20;
+/// There is ballast only while this part of the area, and [`LEAST_USE`], are in use: tables of the
+/// kernel for ballast take 5 MiB for each GiB, more than less use could save.
+const USED_PART: u64 = 32;
+/// In bytes; see [`USED_PART`].
+const LEAST_USE: u64 = 8 << 20;
+/// The rate at which pages are swapped out at most, in bytes a second.
+const FASTEST: u64 = 2 << 30;
+/// The longest interval between looks while there is ballast.
+const PACE_MOST: Duration = Duration::from_millis(100);
+/// Interval between looks while there is no ballast that could be in the way.
+const PAUSE: Duration = Duration::from_millis(250);
+/// Pause after a failure.
+const REST: Duration = Duration::from_secs(60);
+
+/// Bytes of ballast for a swap area of `size` bytes with `used` bytes of other pages, if there are
+/// `held` already.
+///
+/// Swap counts as full if `free × 2 < size`, where `free` is `size − used − ballast`. That holds
+/// for each `ballast > size / 2 − used`. The kernel's threshold is met with a quarter of `used` to
+/// spare, so that pages that come back do not end it at once.
+fn wanted(size: u64, used: u64, held: u64) -> u64 {
+    let least = LEAST_USE.max(size / USED_PART);
+    let begins = if held > 0 { least / 2 } else { least };
+    if size < LEAST_AREA || used < begins {
+        return 0;
+    }
+    let most = (size / 2).saturating_sub(used / 4 * 3) / CHUNK * CHUNK;
+    // Without this, a use that varies a little would move a chunk to and fro at each look.
+    if most > held && most - held <= CHUNK { held } else { most.min(held + GROWTH) }
+}
+
+/// How soon pages that are swapped out at [`FASTEST`] take a quarter of a swap area of `size` bytes.
+fn pace(size: u64) -> Duration {
+    Duration::from_millis(size / 4 * 1000 / FASTEST).min(PACE_MOST)
+}
+
+/// Fits ballast to the use of a swap area. Dropping this ends the ballast.
+pub(super) struct Fitting {
+    volume: String,
+    device: PathBuf,
+    when: Ballast,
+    holder: Option<Holder>,
+    /// Bytes of ballast, for other threads to read.
+    held: Arc<AtomicU64>,
+    /// The most that was possible at the last try, in bytes, and until when to assume that.
+    most: Option<(u64, Instant)>,
+    /// Whether the log has the reason why ballast is missing.
+    told: bool,
+}
+
+impl Fitting {
+    /// No ballast yet, for the `device` of `volume`. `held` will always have its bytes.
+    pub(super) fn new(
+        volume: String,
+        device: PathBuf,
+        when: Ballast,
+        held: Arc<AtomicU64>,
+    ) -> Self {
+        Self { volume, device, when, holder: None, held, most: None, told: false }
+    }
+
+    /// Fits the ballast to the present use. Returns the time until the next look.
+    pub(super) fn step(&mut self) -> Duration {
+        if self.when == Ballast::Off {
+            return Duration::MAX;
+        }
+        let Some(swap) = swap_with(&self.device) else {
+            self.let_go();
+            return PAUSE;
+        };
+        if !swap.alone && self.when == Ballast::Auto {
+            self.let_go();
+            self.tell("other swap is in use, too (--ballast on makes all of it count as full)");
+            return PAUSE;
+        }
+        let held = self.held.load(Ordering::Acquire);
+        let bytes = self.possible(wanted(swap.size, swap.used.saturating_sub(held), held));
+        match self.fit(&swap, bytes) {
+            Ok(0) => PAUSE,
+            // There may be more to add.
+            Ok(now) if now > held => Duration::ZERO,
+            Ok(_) => pace(swap.size),
+            Err(e) => {
+                self.let_go();
+                self.tell(&e.to_string());
+                self.most = Some((0, Instant::now() + REST));
+                PAUSE
+            }
+        }
+    }
+
+    fn possible(&mut self, bytes: u64) -> u64 {
+        self.most.take_if(|(_, until)| Instant::now() >= *until);
+        self.most.map_or(bytes, |(most, _)| bytes.min(most))
+    }
+
+    /// Makes the ballast `bytes` large, or as large as the kernel has room. Returns its size.
+    fn fit(&mut self, swap: &SwapWith, bytes: u64) -> Result<u64> {
+        if bytes == 0 {
+            self.let_go();
+            return Ok(0);
+        }
+        let holder = match &mut self.holder {
+            Some(holder) => holder,
+            none => none.insert(Holder::start(&self.volume, swap.size / 2)?),
+        };
+        let held = if holder.held() == bytes { bytes } else { holder.resize(bytes)? };
+        self.held.store(held, Ordering::Release);
+        if held == bytes {
+            self.told = false;
+        } else {
+            self.most = Some((held, Instant::now() + REST));
+            self.tell("the kernel does not swap out all of it");
+        }
+        Ok(held)
+    }
+
+    fn let_go(&mut self) {
+        self.holder = None;
+        self.held.store(0, Ordering::Release);
+    }
+
+    /// Logs why ballast is missing, once.
+    fn tell(&mut self, why: &str) {
+        if !std::mem::replace(&mut self.told, true) {
+            log::line(&format!("{}: no ballast for swap: {why}", self.volume));
+        }
+    }
+}
+
+/// How a swap area is used, in words: `180 MiB of 1.2 GiB used, and 460 MiB of ballast`.
+pub fn describe(size: u64, used: u64, ballast: u64) -> String {
+    let beside = match ballast {
+        0 => String::new(),
+        bytes => format!(", and {} of ballast", human(bytes)),
+    };
+    format!("{} of {} used{beside}", human(used.saturating_sub(ballast)), human(size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Whether the kernel counts swap as full (`vm_swap_full`).
+    fn full(size: u64, used: u64, ballast: u64) -> bool {
+        (size - used - ballast) * 2 < size
+    }
+
+    /// The ballast after enough looks at the same use.
+    fn settled(size: u64, used: u64) -> u64 {
+        let mut held = 0;
+        loop {
+            let next = wanted(size, used, held);
+            assert!(next <= held + GROWTH);
+            if next == held {
+                return held;
+            }
+            held = next;
+        }
+    }
+
+    #[test]
+    fn swap_in_use_counts_as_full_and_keeps_room() {
+        for size in [64, 320, 1200, 16 << 10].map(|mib| mib * MIB) {
+            let least = (size / USED_PART).max(LEAST_USE);
+            for used in (1..100).map(|percent| size / 100 * percent) {
+                let ballast = settled(size, used);
+                assert_eq!(used < least, ballast == 0 && !full(size, used, 0), "{size} {used}");
+                assert!(used < least || full(size, used, ballast), "{size} {used} {ballast}");
+                let room = size - used - ballast;
+                assert!(ballast == 0 || room > size / 3, "{size} {used} {ballast}");
+            }
+        }
+    }
+
+    #[test]
+    fn ballast_gives_way_at_once_and_stays_at_a_use_that_varies() {
+        let size = 1200 * MIB;
+        let held = settled(size, 400 * MIB);
+        assert_eq!(held, 300 * MIB);
+        assert_eq!(wanted(size, 401 * MIB, held), 298 * MIB);
+        assert_eq!(wanted(size, 398 * MIB, held), held);
+        assert_eq!(wanted(size, 396 * MIB, held), held);
+        assert_eq!(wanted(size, 390 * MIB, held), 306 * MIB);
+        assert_eq!(wanted(size, 900 * MIB, held), 0);
+        // It ends at half of the use at which it begins.
+        assert!(wanted(size, 37 * MIB, 0) == 0 && wanted(size, 37 * MIB, held) > held);
+        assert_eq!(wanted(size, 18 * MIB, held), 0);
+        assert_eq!(wanted(LEAST_AREA - 1, 40 * MIB, 0), 0);
+    }
+
+    #[test]
+    fn looks_are_frequent_where_swap_is_small() {
+        assert_eq!(pace(64 * MIB), Duration::from_millis(7));
+        assert_eq!(pace(16 << 30), PACE_MOST);
+    }
+
+    #[test]
+    fn what_is_ballast_is_no_use() {
+        let text = describe(1200 * MIB, 500 * MIB, 300 * MIB);
+        assert_eq!(text, "200 MiB of 1.17 GiB used, and 300 MiB of ballast");
+        assert_eq!(describe(1200 * MIB, 0, 0), "0 B of 1.17 GiB used");
+    }
+}

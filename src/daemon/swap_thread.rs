@@ -1,0 +1,105 @@
+//! The thread that fits a volume that carries swap to the machine: its ballast to the use of the
+//! swap area, its emergency reserve to the memory that the machine has.
+//!
+//! Invariant: without a look at the machine's memory the reserve is a large one.
+
+use super::ballast::Fitting;
+use super::running::Running;
+use crate::device::Worker;
+use crate::error::Result;
+use crate::limit::Sampler;
+use crate::system::usage::Ballast;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// Interval between looks at the machine's memory, and the longest between looks at its swap.
+const LOOK: Duration = Duration::from_millis(250);
+/// Memory is plenty if this part of it is available, and [`PLENTY`].
+const PLENTY_PART: u64 = 4;
+/// Bytes; more than programs take between two looks.
+const PLENTY: u64 = 1 << 30;
+
+/// The thread; dropping this ends it, and the ballast.
+pub(super) struct SwapThread {
+    ballast: Arc<AtomicU64>,
+    _thread: Worker,
+}
+
+impl SwapThread {
+    /// Starts the thread for `running`, whose `device` is swap.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(super) fn start(running: &Running, device: PathBuf, when: Ballast) -> Result<Self> {
+        let ballast = Arc::default();
+        let held = Arc::clone(&ballast);
+        let mut fitting = Fitting::new(running.name.clone(), device, when, held);
+        let mut memory = MachineMemory::new();
+        let thread =
+            Worker::start("ztier-swap", Weak::clone(&running.me), move |running, stop| {
+                while !stop.load(Ordering::Acquire) {
+                    if memory.is_due() {
+                        let Some(running) = running.upgrade() else { return };
+                        memory.look(&running);
+                    }
+                    std::thread::park_timeout(fitting.step().min(LOOK));
+                }
+            })?;
+        Ok(Self { ballast, _thread: thread })
+    }
+
+    /// Bytes of the swap area that are ballast now.
+    pub(super) fn ballast_bytes(&self) -> u64 {
+        self.ballast.load(Ordering::Acquire)
+    }
+}
+
+/// Whether the machine, or the control group of this process, has plenty of memory.
+struct MachineMemory {
+    sampler: Sampler,
+    looked: Option<Instant>,
+    plenty: bool,
+}
+
+impl MachineMemory {
+    fn new() -> Self {
+        Self { sampler: Sampler::of_this_machine(), looked: None, plenty: false }
+    }
+
+    fn is_due(&self) -> bool {
+        self.looked.is_none_or(|looked| looked.elapsed() >= LOOK)
+    }
+
+    fn look(&mut self, running: &Running) {
+        self.looked = Some(Instant::now());
+        let machine = self.sampler.sample(None);
+        self.plenty = machine
+            .available_bytes
+            .is_some_and(|bytes| is_plenty(bytes, machine.total_bytes, self.plenty));
+        if let Some(memory) = running.volume.in_memory() {
+            memory.memory_is_plenty(self.plenty);
+        }
+    }
+}
+
+/// Whether `available` of `total` bytes are plenty, if they `were` at the last look.
+fn is_plenty(available: u64, total: u64, were: bool) -> bool {
+    let least = (total / PLENTY_PART).max(PLENTY);
+    available >= if were { least } else { least + least / 4 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plenty_is_a_part_and_more_than_a_burst() {
+        const GIB: u64 = 1 << 30;
+        assert!(!is_plenty(GIB, GIB, false), "a small machine never has plenty");
+        assert!(is_plenty(GIB * 5 / 4, 2 * GIB, false) && is_plenty(GIB, 2 * GIB, true));
+        assert!(!is_plenty(GIB, 2 * GIB, false) && !is_plenty(GIB - 1, 2 * GIB, true));
+        assert!(is_plenty(20 * GIB, 64 * GIB, false) && !is_plenty(15 * GIB, 64 * GIB, true));
+    }
+}
