@@ -182,6 +182,69 @@ fn a_limit_that_adapts_begins_with_what_the_machine_can_spare() {
     nothing_left(&turn, &sandbox);
 }
 
+/// The processes with ballast for the volume `name`.
+fn holders(name: &str) -> usize {
+    let procs = fs::read_dir("/proc").unwrap().flatten();
+    let comms = procs.filter_map(|process| fs::read_to_string(process.path().join("comm")).ok());
+    comms.filter(|comm| comm.trim_end() == format!("zballast:{name}")).count()
+}
+
+/// Runs a program that goes over 96 MiB of its memory, of which 64 MiB fit, until `enough` of the
+/// volume's status holds.
+fn going_over(sandbox: &Sandbox, name: &str, flags: &[&str], enough: impl Fn(&Value) -> bool) {
+    let flags = [&["--mem", "64M", "--swap-size", "512M", "--name", name], flags].concat();
+    let mut command = loaded(sandbox, &flags, "96 1000 0");
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    eventually("it is up", || sandbox.ztier(&["status", name]).status == 0);
+    let mut last = Value::Null;
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    while !enough(&last) {
+        assert!(std::time::Instant::now() < end && child.try_wait().unwrap().is_none(), "{last}");
+        last = sandbox.status(name);
+    }
+    kill_process(pid(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
+}
+
+#[test]
+fn slots_are_freed_when_their_pages_are_back() {
+    let Some((turn, sandbox)) = place() else { return };
+    let swaps = fs::read_to_string("/proc/swaps").unwrap();
+    if swaps.lines().count() > 1 {
+        println!("skipped: this machine has other swap: {swaps}");
+        return;
+    }
+    let bytes = |status: &Value| status["stats"]["orig_data_bytes"].as_u64().unwrap_or(0) >> 20;
+    let read = |status: &Value| status["stats"]["read"]["bytes"].as_u64().unwrap_or(0) >> 20;
+    // Without ballast nearly all pages are stored, also those that are in memory.
+    going_over(&sandbox, "off", &["--ballast", "off"], |status| {
+        assert!(status["ballast_bytes"].as_u64().unwrap_or(0) == 0, "{status}");
+        bytes(status) > 88
+    });
+    // With it, those that are not, and freed ones whose places are not overwritten yet.
+    going_over(&sandbox, "auto", &[], |status| {
+        let there = status["ballast_bytes"].as_u64().unwrap_or(0) > 0 && holders("auto") == 1;
+        there && read(status) > 200 && bytes(status) < 70
+    });
+    assert_eq!(holders("auto"), 0);
+    nothing_left(&turn, &sandbox);
+}
+
+#[test]
+fn ballast_gives_way_to_pages() {
+    let Some((turn, sandbox)) = place() else { return };
+    let json = sandbox.path().join("took.json");
+    // Ballast begins at 8 MiB of use; all of the 128 MiB are for the program in the end.
+    let flags = ["--mem", "32M", "--swap-size", "128M", "--json", json.to_str().unwrap()];
+    let (done, took) = measured(&sandbox, &flags, "150 2 0", &json);
+    assert_eq!(took["oom_kills"], 0, "{done:?}: {took}");
+    assert!(took["swap_peak_bytes"].as_u64().unwrap() > 110 << 20, "{took}");
+    let peaks = ["with_store_peak_bytes", "without_swap_peak_bytes"];
+    let [with, without] = peaks.map(|key| took[key].as_u64().unwrap());
+    assert!(with > 32 << 20 && without > 150 << 20 && without < 160 << 20, "{took}");
+    nothing_left(&turn, &sandbox);
+}
+
 #[test]
 fn stress_ng_finds_no_wrong_byte() {
     let Some((turn, sandbox)) = place() else { return };

@@ -8,13 +8,16 @@ mod support {
     pub mod shell;
 }
 
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use rustix::process::{Signal, kill_process};
+use std::ffi::c_void;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 use support::machine::{Turn, set, settings, swap_line};
-use support::sandbox::{Done, Sandbox, stop};
+use support::sandbox::{Done, Sandbox, eventually, stop};
 use support::shell::{missing, ok};
+use ztier::config::Ballast;
 use ztier::control::{Client, Request, Swapon, Swapping};
 
 /// Brings a volume of this test up as a block device; `None` where that is impossible.
@@ -75,6 +78,92 @@ fn swap_is_no_larger_than_what_memory_holds() {
     }
     sandbox.ztier(&["down", &name, "--discard"]).ok();
     drop(turn);
+}
+
+/// Memory of this process that was swapped out.
+struct Pages(*mut c_void);
+
+impl Pages {
+    const BYTES: usize = 32 << 20;
+
+    /// Has the kernel swap out [`Self::BYTES`] that compress to half.
+    fn swapped_out() -> Self {
+        let (access, private) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a new mapping, at an address of the kernel's choice, which only this thread uses.
+        unsafe {
+            let start = mmap_anonymous(std::ptr::null_mut(), Self::BYTES, access, private).unwrap();
+            let words = start.cast::<u64>();
+            let mut x = 1_u64;
+            for n in 0..Self::BYTES / 8 {
+                x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                words.add(n).write(if n % 2 == 0 { x } else { 0 });
+            }
+            madvise(start, Self::BYTES, Advice::LinuxPageOut).unwrap();
+            Self(start)
+        }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the whole mapping, to which there is no reference.
+        unsafe { munmap(self.0, Self::BYTES).unwrap() };
+    }
+}
+
+/// The ballast of a volume, in bytes.
+fn ballast(sandbox: &Sandbox, name: &str) -> u64 {
+    sandbox.status(name)["ballast_bytes"].as_u64().unwrap()
+}
+
+#[test]
+fn ballast_is_only_where_all_swap_is_ours_and_ends_before_swap() {
+    let (turn, sandbox) = (Turn::wait(), Sandbox::new());
+    let [one, two] = [name("one"), name("two")];
+    if fs::read_to_string("/proc/swaps").unwrap().lines().count() > 1 {
+        println!("skipped: this machine has other swap");
+        return;
+    }
+    let (Some(_), Some(_)) = (up(&sandbox, &one, "128M"), up(&sandbox, &two, "128M")) else {
+        return;
+    };
+    let there = || ballast(&sandbox, &one) > 0;
+    let none = || !there();
+    swapon(&sandbox, &one, &["--priority", "9"]).ok();
+    let pages = Pages::swapped_out();
+    eventually("it has ballast", there);
+    let status = sandbox.ztier(&["status", &one]).ok();
+    assert!(status.contains(" of ballast, priority 9"), "{status}");
+
+    // Other swap, also that of another volume, is not to count as full.
+    swapon(&sandbox, &two, &["--priority", "3"]).ok();
+    eventually("it has none", none);
+    let log = fs::read_to_string(sandbox.run_dir().join(format!("{one}.log"))).unwrap();
+    assert!(log.contains("no ballast for swap: other swap is in use, too"), "{log}");
+    sandbox.ztier(&["swapoff", &two]).ok();
+    eventually("it has some again", there);
+
+    // What comes back is what was swapped out. (The kernel may have swapped out more.)
+    let done = sandbox.ztier(&["swapoff", &one, "--json"]).json();
+    let used = done["used_bytes"].as_u64().unwrap();
+    assert!((28 << 20..48 << 20).contains(&used), "{done}");
+    assert_eq!(ballast(&sandbox, &one), 0);
+    drop(pages);
+
+    // When it is asked for, other swap does not matter; when it is not wanted, nothing does.
+    swapon(&sandbox, &two, &["--priority", "3", "--ballast", "off"]).ok();
+    swapon(&sandbox, &one, &["--priority", "9", "--ballast", "on"]).ok();
+    let pages = Pages::swapped_out();
+    eventually("it has ballast again", there);
+    assert_eq!(ballast(&sandbox, &two), 0);
+    // By FUSE a restart ends swap, and begins it again.
+    sandbox.ztier(&["restart", &one]).ok();
+    let again = Pages::swapped_out();
+    eventually("the next daemon has it, too", there);
+    for name in [&one, &two] {
+        sandbox.ztier(&["down", name, "--discard"]).ok();
+    }
+    drop((pages, again, turn));
 }
 
 #[test]
@@ -288,7 +377,13 @@ fn what_was_given_up_is_not_carried_out() {
         assert!(error.to_string().contains("nothing was changed"), "{error}");
         std::thread::sleep(Duration::from_millis(500));
     };
-    let on = Swapon { priority: 1, page_cluster: Some(1), swappiness: Some(1), force: true };
+    let on = Swapon {
+        priority: 1,
+        page_cluster: Some(1),
+        swappiness: Some(1),
+        ballast: Ballast::Auto,
+        force: true,
+    };
     revoked(&Request::Swapon(on));
     assert!(turn.is_as_before() && swap_line(&device).is_none());
     swapon(&sandbox, &name, &[]).ok();

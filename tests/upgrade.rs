@@ -23,6 +23,7 @@ use std::thread::JoinHandle;
 use support::disk::Disk;
 use support::kept_image::{Holder, Image};
 use support::sandbox::{Done, Sandbox, eventually, finish};
+use ztier::config::Ballast;
 use ztier::control::{Ended, Noted, Request, Sample, Status, Swapon, Swapping, VERSION, Version};
 use ztier::metrics::GROUPS;
 
@@ -365,7 +366,13 @@ fn this_version_is_recorded_when_that_is_asked_for() {
 fn record_swap(golden: &Path) {
     let place = Place::new(&ROLES[0], golden);
     place.ztier(&["up", "vol", "--export", "fuse", "--size", "16M"]).ok();
-    let on = Swapon { priority: 5, page_cluster: Some(0), swappiness: Some(100), force: true };
+    let on = Swapon {
+        priority: 5,
+        page_cluster: Some(0),
+        swappiness: Some(100),
+        ballast: Ballast::Auto,
+        force: true,
+    };
     let mut said = String::new();
     for request in [Request::Swapon(on), Request::Status, Request::Swapoff { force: false }] {
         ask(&place, &request, &mut said);

@@ -15,7 +15,7 @@ use crate::stats::drives::Failing;
 use crate::stats::health::ranges;
 use crate::stats::time::{self, with};
 use crate::stats::{About, LogStats, Stats, Trouble};
-use crate::system::usage::swapped;
+use crate::system::usage::{kept_twice, swap_with, swapped};
 use clap::Args;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -126,15 +126,22 @@ fn text(status: &control::Status) -> String {
         ("daemon", daemon_of(status)),
     ]);
     if let Some(Usage::Swap { priority, .. }) = &plan.usage {
-        let device = status.endpoints.first().map(Path::new).and_then(swapped);
-        let area =
-            device.map(|area| ballast::describe(area.size, area.used, status.ballast_bytes) + ", ");
+        let area = status.endpoints.first().and_then(|device| swap(Path::new(device), status));
         rows.push(("swap", format!("{}priority {priority}", area.unwrap_or_default())));
         // The rows of a spill device report that themselves.
         let warning = short(stats).filter(|_| plan.spill.is_none());
         rows.extend(warning.map(|text| ("WARNING", text)));
     }
     output::pairs(&rows)
+}
+
+/// How the swap area on `device` is used; `None` if there is none.
+fn swap(device: &Path, status: &control::Status) -> Option<String> {
+    let area = swapped(device)?;
+    // The kernel counts these pages for all swap together.
+    let alone = swap_with(device).is_some_and(|swap| swap.alone);
+    let twice = kept_twice().filter(|_| alone).unwrap_or(0);
+    Some(ballast::describe(&area, status.ballast_bytes, twice) + ", ")
 }
 
 /// When cold data is recompressed, as the settings spell it.

@@ -157,7 +157,7 @@ pub struct Swapon {
     #[serde(default)]
     pub swappiness: Option<u64>,
     /// When the swap area has ballast.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Ballast::is_auto")]
     pub ballast: Ballast,
     /// Even if the device has content, or this process can't be made safe for swap.
     pub force: bool,

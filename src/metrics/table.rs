@@ -5,7 +5,8 @@
 
 use super::metric::{Group, Kind, Metric, Source, counter, gauge};
 use super::of_log::LOG;
-use super::text::{Family, seconds};
+use super::text::{Family, Number, seconds};
+use crate::config::Usage;
 use crate::control::{Role, Sample};
 use crate::daemon::survey::Seen;
 use crate::device::Algorithm;
@@ -264,6 +265,14 @@ const MEMORY: &[Metric] = &[
         "ztier_memory_used_peak_bytes",
         "Most memory ever used.",
         Source::Memory(|s| s.mem_used_max_bytes.into()),
+    ),
+    gauge(
+        "ztier_swap_ballast_bytes",
+        "Swap in use by ballast, of volumes that are swap.",
+        Source::Number(|s| {
+            let is_swap = matches!(s.plan.usage, Some(Usage::Swap { .. }));
+            is_swap.then_some(s.ballast_bytes).map(Number::from).into()
+        }),
     ),
     gauge(
         "ztier_memory_frames_bytes",

@@ -306,6 +306,33 @@ impl Usage {
     }
 }
 
+/// The memory of a cgroup's programs at one moment, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Present {
+    /// What is in memory.
+    pub memory: u64,
+    /// What is in memory or swapped out; without swap, all of it would be in memory.
+    pub both: u64,
+}
+
+impl Present {
+    /// The present memory of the cgroup `dir`; `None` if the kernel does not report it.
+    pub fn of(dir: &Path) -> Option<Self> {
+        let number = |file: &str| read(dir, file)?.trim().parse::<u64>().ok();
+        if let Some(memory) = number("memory.current") {
+            // Pages that are in memory and in swap count in both numbers.
+            let twice = read(dir, "memory.stat").and_then(|text| {
+                word_after(&text, "swapcached").and_then(|word| word.parse().ok())
+            });
+            let swapped = number("memory.swap.current")?.saturating_sub(twice.unwrap_or(0));
+            return Some(Self { memory, both: memory + swapped });
+        }
+        let (memory, both) =
+            (number("memory.usage_in_bytes")?, number("memory.memsw.usage_in_bytes")?);
+        Some(Self { memory, both })
+    }
+}
+
 fn read(dir: &Path, file: &str) -> Option<String> {
     fs::read_to_string(dir.join(file)).ok()
 }
@@ -427,6 +454,13 @@ mod tests {
         put("memory.swap.peak", "100\n");
         put("memory.events", "low 0\nhigh 0\nmax 9\noom 1\noom_kill 1\noom_group_kill 0\n");
         put("memory.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=77\nfull total=3\n");
+        put("memory.usage_in_bytes", "4000\n");
+        put("memory.memsw.usage_in_bytes", "6000\n");
+        assert_eq!(Present::of(dir.path()), Some(Present { memory: 4000, both: 6000 }));
+        put("memory.current", "7000\n");
+        put("memory.swap.current", "500\n");
+        put("memory.stat", "anon 1\nswapcached 200\n");
+        assert_eq!(Present::of(dir.path()), Some(Present { memory: 7000, both: 7300 }));
         let both = Usage {
             peak_bytes: Some(8192),
             swap_peak_bytes: Some(100),

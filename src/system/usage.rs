@@ -7,7 +7,7 @@ use super::depth;
 pub use super::holders::is_swap;
 use super::holders::mounted_at;
 use super::mounts::mounted_on;
-pub use super::swaps::{Room, SwapWith, Swapped, room, swap_with, swapped};
+pub use super::swaps::{Room, SwapWith, Swapped, kept_twice, room, swap_with, swapped};
 pub use super::tuning::{PAGE_CLUSTER, SWAPPINESS, Tuned};
 use crate::error::{Context, Error, Result};
 use crate::escape::join_lines;
@@ -57,7 +57,8 @@ pub enum Ballast {
 }
 
 impl Ballast {
-    fn is_auto(&self) -> bool {
+    /// Whether it is the default, which is not written down.
+    pub fn is_auto(&self) -> bool {
         *self == Self::Auto
     }
 }

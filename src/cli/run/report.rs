@@ -5,10 +5,10 @@ use crate::cli::output;
 use crate::config::size::human;
 use crate::control::{Client, Request};
 use crate::stats::{Requests, Stats};
-use crate::system::job::Usage;
+use crate::system::job::{Present, Usage};
 use serde::Serialize;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long the daemon may take to answer: a short time, because signals wait meanwhile.
@@ -17,12 +17,23 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Samples a volume's counters now and then.
 pub struct Sampler {
     client: Client,
+    cgroup: PathBuf,
     asked: Instant,
     /// Before the program began.
     first: Stats,
     /// When the volume held most.
     fullest: Stats,
     last: Stats,
+    peaks: Peaks,
+}
+
+/// Peaks of what was sampled at the same moments, in bytes; 0 if the kernel does not report it.
+#[derive(Clone, Copy, Default)]
+struct Peaks {
+    /// The memory of the program, and that of the store.
+    with_store: u64,
+    /// The memory that the program would have had without swap.
+    alone: u64,
 }
 
 /// The samples of a volume: before the program, when it held most, and the last.
@@ -30,14 +41,22 @@ pub struct Sampled {
     first: Stats,
     fullest: Stats,
     last: Stats,
+    peaks: Peaks,
 }
 
 impl Sampler {
-    /// A sampler of the volume whose control socket is `socket`, from now on.
-    pub fn new(socket: &Path) -> Self {
-        let (fullest, last) = (Stats::default(), Stats::default());
-        let (client, asked) = (Client::new(socket), Instant::now());
-        let mut sampler = Self { client, asked, first: Stats::default(), fullest, last };
+    /// A sampler of the volume whose control socket is `socket`, and of a program's cgroup, from
+    /// now on.
+    pub fn new(socket: &Path, cgroup: &Path) -> Self {
+        let mut sampler = Self {
+            client: Client::new(socket),
+            cgroup: cgroup.to_owned(),
+            asked: Instant::now(),
+            first: Stats::default(),
+            fullest: Stats::default(),
+            last: Stats::default(),
+            peaks: Peaks::default(),
+        };
         sampler.ask();
         sampler.first = sampler.last.clone();
         sampler
@@ -54,6 +73,11 @@ impl Sampler {
     fn ask(&mut self) {
         // A daemon that does not answer is noticed elsewhere.
         let Ok(stats) = self.client.ask::<Stats>(&Request::Stats, PATIENCE) else { return };
+        if let Some(program) = Present::of(&self.cgroup) {
+            let peaks = &mut self.peaks;
+            peaks.with_store = peaks.with_store.max(program.memory + stats.mem_used_bytes);
+            peaks.alone = peaks.alone.max(program.both);
+        }
         if held(&stats) >= held(&self.fullest) {
             self.fullest = stats.clone();
         }
@@ -63,7 +87,8 @@ impl Sampler {
     /// Takes the last sample.
     pub fn last(mut self) -> Sampled {
         self.ask();
-        Sampled { first: self.first, fullest: self.fullest, last: self.last }
+        let Self { first, fullest, last, peaks, .. } = self;
+        Sampled { first, fullest, last, peaks }
     }
 }
 
@@ -93,6 +118,10 @@ pub struct Report {
     ram_limit_bytes: u64,
     /// The most memory that the volume took.
     store_peak_bytes: u64,
+    /// The most memory that program and volume took at the same time; 0: unknown.
+    with_store_peak_bytes: u64,
+    /// The most memory that the program would have had without swap; 0: unknown.
+    without_swap_peak_bytes: u64,
     spilled_bytes: u64,
     /// The time of all requests of the volume, added up, in seconds.
     serving_seconds: f64,
@@ -107,7 +136,7 @@ impl Report {
         exit_status: u8,
         seconds: f64,
         took: Usage,
-        Sampled { first, fullest, last }: Sampled,
+        Sampled { first, fullest, last, peaks }: Sampled,
     ) -> Self {
         let words: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
         let time = |r: &Requests| {
@@ -135,9 +164,21 @@ impl Report {
             compressed_bytes: fullest.compr_data_bytes,
             ram_limit_bytes: stage.plan.ram_limit_bytes,
             store_peak_bytes: last.mem_used_max_bytes,
+            with_store_peak_bytes: peaks.with_store,
+            without_swap_peak_bytes: peaks.alone,
             spilled_bytes: since(last.spill_written_bytes, first.spill_written_bytes),
             serving_seconds: (spent(&last) - spent(&first)).max(0.0),
             no_space: last.no_space,
+        }
+    }
+
+    /// What program and store take together, beside what the program would take without swap.
+    fn together(&self) -> String {
+        match (self.with_store_peak_bytes, self.without_swap_peak_bytes) {
+            (0, _) | (_, 0) => "unknown".into(),
+            (with, without) => {
+                format!("at most {}, instead of {} without swap", human(with), human(without))
+            }
         }
     }
 
@@ -180,6 +221,7 @@ impl Report {
                     human(self.ram_limit_bytes)
                 ),
             ),
+            ("program and store", self.together()),
             ("spilled", human(self.spilled_bytes)),
             ("time serving swap", format!("{:.2} s", self.serving_seconds)),
         ];

@@ -34,6 +34,7 @@ fn sample(plan: Plan, stats: Stats) -> Sample {
         endpoints: vec![format!("/dev/ztier/{}", plan.name)],
         plan,
         adapting: None,
+        ballast_bytes: 0,
         stats: Stats { disk_size_bytes: 1 << 30, ram_limit_bytes: 512 << 20, ..stats },
         latencies: Latencies::default(),
     }

@@ -24,7 +24,7 @@ pub use process::main;
 use super::log;
 use crate::config::size::human;
 use crate::error::Result;
-use crate::system::usage::{Ballast, SwapWith, swap_with};
+use crate::system::usage::{Ballast, SwapWith, Swapped, swap_with};
 use link::Holder;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -169,13 +169,19 @@ impl Fitting {
     }
 }
 
-/// How a swap area is used, in words: `180 MiB of 1.2 GiB used, and 460 MiB of ballast`.
-pub fn describe(size: u64, used: u64, ballast: u64) -> String {
-    let beside = match ballast {
+/// How a swap area is used, in words. `twice`: bytes of its pages that are in memory, too.
+pub fn describe(area: &Swapped, ballast: u64, twice: u64) -> String {
+    let some = |bytes: u64, text: &str| match bytes {
         0 => String::new(),
-        bytes => format!(", and {} of ballast", human(bytes)),
+        bytes => format!(", {}{text}", human(bytes)),
     };
-    format!("{} of {} used{beside}", human(used.saturating_sub(ballast)), human(size))
+    format!(
+        "{} of {} used{}{}",
+        human(area.used.saturating_sub(ballast)),
+        human(area.size),
+        some(twice, " of it in memory, too"),
+        some(ballast, " of ballast")
+    )
 }
 
 #[cfg(test)]
@@ -240,8 +246,9 @@ mod tests {
 
     #[test]
     fn what_is_ballast_is_no_use() {
-        let text = describe(1200 * MIB, 500 * MIB, 300 * MIB);
-        assert_eq!(text, "200 MiB of 1.17 GiB used, and 300 MiB of ballast");
-        assert_eq!(describe(1200 * MIB, 0, 0), "0 B of 1.17 GiB used");
+        let area = Swapped { size: 1200 * MIB, used: 500 * MIB, priority: 1 };
+        let text = "200 MiB of 1.17 GiB used, 9 MiB of it in memory, too, 300 MiB of ballast";
+        assert_eq!(describe(&area, 300 * MIB, 9 * MIB), text);
+        assert_eq!(describe(&Swapped { used: 0, ..area }, 0, 0), "0 B of 1.17 GiB used");
     }
 }
