@@ -30,6 +30,7 @@ pub mod silent;
 mod spawn;
 pub mod state;
 pub mod survey;
+mod swap_high;
 mod swap_thread;
 mod swapping;
 mod takeover;

@@ -1,10 +1,11 @@
-//! The thread that fits a volume that carries swap to the machine: its ballast to the use of the
-//! swap area, its emergency reserve to the memory that the machine has.
+//! The thread that fits a volume that carries swap to the machine: what makes the kernel free slots
+//! ([`Lever`]) to the use of swap, the emergency reserve to the memory that the machine has.
 //!
 //! Invariant: without a look at the machine's memory the reserve is a large one.
 
 use super::ballast::Fitting;
 use super::running::Running;
+use super::swap_high::SwapHigh;
 use crate::device::Worker;
 use crate::error::Result;
 use crate::limit::Sampler;
@@ -21,6 +22,34 @@ const PLENTY_PART: u64 = 4;
 /// Bytes; more than programs take between two looks.
 const PLENTY: u64 = 1 << 30;
 
+/// What makes the kernel free the slots of pages that are read back.
+enum Lever {
+    None,
+    Ballast(Fitting),
+    SwapHigh(SwapHigh),
+}
+
+impl Lever {
+    /// That of `running`, whose `device` is swap. `ballast` will have the bytes of its ballast.
+    fn of(running: &Running, device: PathBuf, when: Ballast, ballast: Arc<AtomicU64>) -> Self {
+        let job = running.state.lock().plan.job.clone();
+        match (when, job.and_then(|job| SwapHigh::of(&job.cgroup))) {
+            (Ballast::Off, _) => Self::None,
+            (Ballast::Auto, Some(of_group)) => Self::SwapHigh(of_group),
+            _ => Self::Ballast(Fitting::new(running.name.clone(), device, when, ballast)),
+        }
+    }
+
+    /// Fits it to the present use of swap. Returns the time until the next look.
+    fn step(&mut self) -> Duration {
+        match self {
+            Self::None => LOOK,
+            Self::Ballast(fitting) => fitting.step(),
+            Self::SwapHigh(following) => following.step(),
+        }
+    }
+}
+
 /// The thread; dropping this ends it, and the ballast.
 pub(super) struct SwapThread {
     ballast: Arc<AtomicU64>,
@@ -34,8 +63,7 @@ impl SwapThread {
     /// The thread cannot be started.
     pub(super) fn start(running: &Running, device: PathBuf, when: Ballast) -> Result<Self> {
         let ballast = Arc::default();
-        let held = Arc::clone(&ballast);
-        let mut fitting = Fitting::new(running.name.clone(), device, when, held);
+        let mut lever = Lever::of(running, device, when, Arc::clone(&ballast));
         let mut memory = MachineMemory::new();
         let thread =
             Worker::start("ztier-swap", Weak::clone(&running.me), move |running, stop| {
@@ -44,7 +72,7 @@ impl SwapThread {
                         let Some(running) = running.upgrade() else { return };
                         memory.look(&running);
                     }
-                    std::thread::park_timeout(fitting.step().min(LOOK));
+                    std::thread::park_timeout(lever.step().min(LOOK));
                 }
             })?;
         Ok(Self { ballast, _thread: thread })

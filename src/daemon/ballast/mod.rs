@@ -102,9 +102,6 @@ impl Fitting {
 
     /// Fits the ballast to the present use. Returns the time until the next look.
     pub(super) fn step(&mut self) -> Duration {
-        if self.when == Ballast::Off {
-            return Duration::MAX;
-        }
         let Some(swap) = swap_with(&self.device) else {
             self.let_go();
             return PAUSE;

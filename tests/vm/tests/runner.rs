@@ -64,6 +64,7 @@ fn programs_get_every_byte_back_whatever_is_killed() {
         println!("{what} in {:.1} s", began.elapsed().as_secs_f64());
     };
     step("twice the memory", twice_the_memory);
+    step("slots freed", slots_freed);
     step("exit status and signals", status_and_signals);
     step("spilled", spilled);
     step("run killed", run_killed);
@@ -96,6 +97,33 @@ fn twice_the_memory(machine: &Machine) {
     assert!(took(machine, "swapped_in_bytes") > 50 * mib);
     assert!(took(machine, "pressure_us") > 0);
     assert_eq!((took(machine, "oom_kills"), took(machine, "no_space")), (0, 0));
+}
+
+/// The kernel keeps no slots of pages that were read back, unless it is left alone.
+fn slots_freed(machine: &Machine) {
+    let wait_until = |what: &str| {
+        format!(
+            r#"for i in $(seq 300); do
+                high=$(cat /sys/fs/cgroup/ztier-job.*/memory.swap.high)
+                stored=$(ztier status job --json | grep -m 1 orig_data_bytes | tr -dc 0-9)
+                {what} && exit 0
+                sleep 0.2
+            done
+            echo "$high $stored"; exit 1"#
+        )
+    };
+    for (flags, what) in [
+        ("--ballast off", r#"[ "$high" = max ] && [ "$stored" -gt 46137344 ]"#),
+        ("", r#"[ "$high" != max ] && [ "$stored" -lt 33554432 ]"#),
+    ] {
+        let run = format!("ztier run --mem 32M --swap-size 256M --name job {flags}");
+        let task =
+            machine.begin(&format!("echo run $$; exec {run} --export ublk -- {LOAD} 48")).unwrap();
+        task.wait_for("pass 2\n", SOON).unwrap();
+        ok(machine, &wait_until(what));
+        ok(machine, &format!("kill -TERM {}", runner(&task)));
+        assert_eq!(task.wait(SOON).unwrap().status, 128 + 15);
+    }
 }
 
 fn status_and_signals(machine: &Machine) {
