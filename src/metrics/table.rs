@@ -6,7 +6,6 @@
 use super::metric::{Group, Kind, Metric, Source, counter, gauge};
 use super::of_log::LOG;
 use super::text::{Family, Number, seconds};
-use crate::config::Usage;
 use crate::control::{Role, Sample};
 use crate::daemon::survey::Seen;
 use crate::device::Algorithm;
@@ -268,10 +267,10 @@ const MEMORY: &[Metric] = &[
     ),
     gauge(
         "ztier_swap_ballast_bytes",
-        "Swap in use by ballast, of volumes that are swap.",
+        "Swap in use by ballast.",
         Source::Number(|s| {
-            let is_swap = matches!(s.plan.usage, Some(Usage::Swap { .. }));
-            is_swap.then_some(s.ballast_bytes).map(Number::from).into()
+            let in_memory = matches!(s.role(), Role::Ram | Role::Spill);
+            in_memory.then_some(s.ballast_bytes).map(Number::from).into()
         }),
     ),
     gauge(

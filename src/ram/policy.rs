@@ -60,7 +60,7 @@ pub fn reserve(limit: u64, segment: u32) -> (u64, u64) {
 const RESERVE_PART: u64 = 16;
 
 /// Frames that a volume that carries swap keeps ready, for a `limit`: enough for what the machine
-/// swaps out in one go, or only for what is on its way while it is refilled, if it is to be `small`.
+/// swaps out in one go, or, if it is to be `small`, for what is on its way while it is refilled.
 pub fn mempool(limit: u64, segment: u32, small: bool) -> usize {
     let most = if small { MEMPOOL_SMALL } else { MEMPOOL_MOST };
     let bytes = (limit / MEMPOOL_PART).min(most);

@@ -70,7 +70,7 @@ fn wanted(size: u64, used: u64, held: u64) -> u64 {
     if most > held && most - held <= CHUNK { held } else { most.min(held + GROWTH) }
 }
 
-/// How soon pages that are swapped out at [`FASTEST`] take a quarter of a swap area of `size` bytes.
+/// How soon pages that are swapped out at [`FASTEST`] take a quarter of `size` bytes of swap.
 fn pace(size: u64) -> Duration {
     Duration::from_millis(size / 4 * 1000 / FASTEST).min(PACE_MOST)
 }
