@@ -581,6 +581,7 @@ mod tests {
             "log --only rows --rows C,D",
             "scan --quick --vm --json a --csv b",
             "scan --only ztier,zram-lz4,modelled-disk --mib 480 --passes 10 --runs 5 --limit 300",
+            "scan --quick --only ztier,modelled-emmc,modelled-spill-emmc,modelled-sd,modelled-spill-sd",
             "scan --page-cluster 0,3,5 --disk /dev/sdb,/dev/sdc",
             "scan-load 480 10 --seconds 30 --join /sys/fs/cgroup/a/cgroup.procs",
             "policy --quick --json a --csv b",
