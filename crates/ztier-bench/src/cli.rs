@@ -78,7 +78,7 @@ enum Table {
     Scan(scan::ScanArgs),
     /// Overwrites a volume for a long time and states how its memory grows (fails if it does).
     Soak(SoakArgs),
-    /// The modelled drives: the rows of the source that they are calibrated by, and what they cost.
+    /// The modelled drives: the figures that they are calibrated by, and what they cost.
     Models(ModelsArgs),
     /// What the read cache costs: a hit, a miss, beside the drive alone.
     Cache(cached::CacheArgs),
@@ -148,7 +148,7 @@ struct LogArgs {
     /// End within about two minutes: short runs, small logs.
     #[arg(long)]
     quick: bool,
-    /// The log's drive: sim:ssd-840pro (the default), sim:ssd-null, sim:hdd-7200, or a block
+    /// The log's drive: sim:ssd-840pro (the default), another model of `models`, or a block
     /// device or file that holds nothing. It is overwritten.
     #[arg(long, value_name = "DRIVE")]
     log: Option<log::Spec>,
@@ -192,7 +192,7 @@ struct SoakArgs {
 
 #[derive(Args)]
 struct ModelsArgs {
-    /// Also let threads wait for drives in real time; takes a minute.
+    /// Also let threads wait for drives in real time; takes two minutes.
     #[arg(long)]
     real_time: bool,
     /// Drives to describe, such as sim:hdd-7200 or sim:ssd-840pro:16G (by default all).
@@ -581,6 +581,7 @@ mod tests {
             "log --only rows --rows C,D",
             "scan --quick --vm --json a --csv b",
             "scan --only ztier,zram-lz4,modelled-disk --mib 480 --passes 10 --runs 5 --limit 300",
+            "scan --quick --only ztier,modelled-emmc,modelled-spill-emmc,modelled-sd,modelled-spill-sd",
             "scan --page-cluster 0,3,5 --disk /dev/sdb,/dev/sdc",
             "scan-load 480 10 --seconds 30 --join /sys/fs/cgroup/a/cgroup.procs",
             "policy --quick --json a --csv b",
@@ -596,7 +597,7 @@ mod tests {
             "cache --quick --data files --json a",
             "--suite 12 --wait cache --quick",
             "scan --wait",
-            "models --real-time --drive sim:hdd-7200,sim:ssd-840pro:16G --json a",
+            "models --real-time --drive sim:hdd-7200,sim:ssd-840pro:16G,sim:sd-a1 --json a",
         ] {
             let words = std::iter::once("ztier-bench").chain(line.split(' '));
             assert!(Cli::try_parse_from(words).is_ok(), "{line}");

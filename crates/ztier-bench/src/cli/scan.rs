@@ -19,7 +19,7 @@ const SECONDS_MAX: f64 = 1e6;
 
 #[derive(Args)]
 pub struct ScanArgs {
-    /// End within 60 seconds: little memory, few passes.
+    /// End within 60 seconds: little memory, few passes, one modelled drive.
     #[arg(long)]
     quick: bool,
     /// Memory that the load goes over, in MiB (480, as in the source).
@@ -42,7 +42,7 @@ pub struct ScanArgs {
     /// The part of the machine's memory that zswap may have, in percent (its own setting).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     zswap_percent: Option<u32>,
-    /// Only these systems (all by default).
+    /// Only these systems (all by default; a quick run leaves out modelled eMMCs and SD cards).
     #[arg(long, value_name = "SYSTEM", value_delimiter = ',')]
     only: Vec<System>,
     /// Where disk swap, zswap's and the spill go: files in a directory, or a block device for

@@ -1,19 +1,23 @@
-//! An SSD: a link, a volatile write buffer, and dies that work in parallel.
+//! Flash with a controller, as an SSD, an eMMC or an SD card: a link, a write buffer, and dies that
+//! work in parallel.
 //!
 //! A write occupies the link, completes when it is in the buffer, and is programmed from there in
-//! pieces, on each die in turn. A read occupies its die, its channel and the link. Overwriting
-//! costs cleaning, by a formula, and erasing. The completion time of each request is known when it
-//! arrives.
+//! pieces, on each die in turn; without a volatile cache it completes when it is programmed. A read
+//! occupies its die, its channel and the link. Overwriting costs erasing, and cleaning: by a
+//! formula where pages are mapped, and by what [`Units`] count where allocation units are. The
+//! completion time of each request is known when it arrives.
 //!
-//! Invariants: the link serves commands in order of arrival. A flush is not queued, as on SATA:
-//! later requests wait for it, and flushes that arrive before it ends have nothing newer to flush
-//! and complete with it.
+//! Invariants: the link serves commands in order of arrival, and a command waits while the queue is
+//! full. A flush is not queued, as on SATA: later requests wait for it, and flushes that arrive
+//! before it ends have nothing newer to flush and complete with it.
 
-use super::params::FlashParams;
+use super::params::{FlashParams, Mapping};
+use super::units::Units;
+use super::used::{PAGE, Used};
 use super::{Nanos, Request, transfer};
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 
-const PAGE: u64 = 4096;
 /// Weight of a one-page write in the moving share of scattered writes.
 const SHARE: f64 = 1.0 / 1024.0;
 
@@ -21,8 +25,10 @@ const SHARE: f64 = 1.0 / 1024.0;
 #[derive(Debug)]
 pub struct Flash {
     p: FlashParams,
-    /// Time of the latest arrival.
+    /// Time at which the latest command was in the queue.
     clock: Nanos,
+    /// When each command in the queue completes.
+    queue: BinaryHeap<Reverse<Nanos>>,
     link_free: Nanos,
     channels: Vec<Nanos>,
     dies: Vec<Die>,
@@ -41,12 +47,27 @@ pub struct Flash {
     /// Time at which the last flush ends.
     flushed: Nanos,
     used: Used,
+    cleaning: Cleaning,
+    /// Programs that cleaning still has to do.
+    owed: f64,
+}
+
+/// The account of garbage.
+#[derive(Debug)]
+enum Cleaning {
+    /// By a formula.
+    Pages(Scattered),
+    /// By the units that are open.
+    Units(Units),
+}
+
+/// How scattered the writes are.
+#[derive(Debug, Default)]
+struct Scattered {
     /// End of the last write.
     end: u64,
     /// Share of scattered writes among the recent ones.
-    scattered: f64,
-    /// Programs that cleaning still has to do.
-    owed: f64,
+    share: f64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -57,10 +78,18 @@ struct Die {
 }
 
 impl Flash {
-    /// An empty drive of which the host uses `size` bytes.
+    /// A drive of which the host uses `size` bytes: empty if it maps pages, otherwise as after
+    /// years of use without discards, with data everywhere.
     pub fn new(p: FlashParams, size: u64) -> Self {
+        let (used, cleaning) = match p.mapping {
+            Mapping::Pages { .. } => (Used::none(size), Cleaning::Pages(Scattered::default())),
+            Mapping::Units { bytes, open } => {
+                (Used::all(size), Cleaning::Units(Units::new(bytes, open)))
+            }
+        };
         Self {
             clock: 0,
+            queue: BinaryHeap::new(),
             link_free: 0,
             channels: vec![0; p.channels],
             dies: vec![Die::default(); p.dies],
@@ -71,9 +100,8 @@ impl Flash {
             drained: 0,
             changed: false,
             flushed: 0,
-            used: Used::new(size),
-            end: 0,
-            scattered: 0.0,
+            used,
+            cleaning,
             owed: 0.0,
             p,
         }
@@ -81,9 +109,13 @@ impl Flash {
 
     /// When a request that arrives at `now` completes.
     pub fn submit(&mut self, now: Nanos, request: Request) -> Nanos {
-        self.clock = self.clock.max(now);
+        if request == Request::Flush && self.p.through {
+            // No command at all: without a cache, Linux sends none.
+            return now.max(self.clock);
+        }
+        self.clock = self.enter(now);
         self.settle(self.clock);
-        match request {
+        let end = match request {
             Request::Read { at, len } => self.read(at, len),
             Request::Write { at, len } => self.write(at, len),
             Request::Zero { at, len } => {
@@ -92,7 +124,21 @@ impl Flash {
                 self.occupy(self.p.command_zero) + self.p.latency
             }
             Request::Flush => self.flush(),
+        };
+        self.queue.push(Reverse(end));
+        end
+    }
+
+    /// When a command that arrives at `now` is in the queue, which may be full until then.
+    fn enter(&mut self, now: Nanos) -> Nanos {
+        let mut at = now.max(self.clock);
+        while let Some(&Reverse(end)) = self.queue.peek()
+            && (end <= at || self.queue.len() >= self.p.queue)
+        {
+            at = at.max(end);
+            self.queue.pop();
         }
+        at
     }
 
     /// Occupies the link for `time`; returns when that ends.
@@ -130,6 +176,7 @@ impl Flash {
 
     fn write(&mut self, at: u64, len: u64) -> Nanos {
         self.changed = true;
+        self.used.set(at, len, true);
         self.note(at, len);
         let mut arrived = self.occupy(self.p.command_write);
         let mut left = len;
@@ -149,7 +196,24 @@ impl Flash {
             }
         }
         self.link_free = arrived;
+        if self.p.through {
+            self.pad(arrived);
+            arrived = arrived.max(self.drained);
+        }
         arrived + self.p.latency
+    }
+
+    /// Programs the open bytes, if there are any, without waiting for more.
+    fn pad(&mut self, now: Nanos) {
+        if self.open == 0 {
+            return;
+        }
+        let empty = self.p.program_bytes - self.open;
+        self.program(now);
+        if let Cleaning::Units(units) = &mut self.cleaning {
+            let moved = units.fill(empty / PAGE, &self.used);
+            self.moves(moved);
+        }
     }
 
     /// Drops programs that have ended.
@@ -162,14 +226,20 @@ impl Flash {
 
     /// Updates the account of garbage for a write.
     fn note(&mut self, at: u64, len: u64) {
-        self.used.set(at, len, true);
-        // A write that spans a stripe over all dies, or continues the last one, leaves whole erase
-        // blocks behind.
-        let whole = at == self.end || len >= self.p.program_bytes * self.p.dies as u64;
-        let share = if whole { 0.0 } else { 1.0 };
-        let weight = (SHARE * len as f64 / PAGE as f64).min(1.0);
-        self.scattered += (share - self.scattered) * weight;
-        self.end = at + len;
+        let stripe = self.p.program_bytes * self.dies.len() as u64;
+        match &mut self.cleaning {
+            Cleaning::Pages(scattered) => scattered.note(at, len, stripe),
+            Cleaning::Units(units) => {
+                let moved = units.write(at, len, &self.used);
+                self.moves(moved);
+            }
+        }
+    }
+
+    /// Moves pages to other blocks, before what is programmed next.
+    fn moves(&mut self, pages: u64) {
+        self.owed += (pages * PAGE) as f64 / self.p.program_bytes as f64;
+        self.clean(self.next);
     }
 
     /// Programs for each one that the host requests, including cleaning.
@@ -177,10 +247,17 @@ impl Flash {
     /// Agarwal and Marrow, "A closed-form expression for write amplification in NAND flash" (2010):
     /// (1 + s) / 2s with s the spare flash in relation to the flash in use, for uniformly random
     /// writes; never less than 1. Sequential writes cost no cleaning.
+    ///
+    /// [`Units`] say themselves what is moved.
     fn amplification(&self) -> f64 {
-        let in_use = (self.used.pages * PAGE) as f64 / self.p.physical as f64;
+        let (Mapping::Pages { physical }, Cleaning::Pages(scattered)) =
+            (self.p.mapping, &self.cleaning)
+        else {
+            return 1.0;
+        };
+        let in_use = (self.used.pages() * PAGE) as f64 / physical as f64;
         let random = (1.0 / (2.0 * (1.0 - in_use).max(0.01))).max(1.0);
-        1.0 + self.scattered * (random - 1.0)
+        1.0 + scattered.share * (random - 1.0)
     }
 
     /// Programs the open bytes on the next die.
@@ -192,15 +269,26 @@ impl Flash {
         let end = self.dies[die].free.max(there) + self.p.program;
         self.programs.push_back((end, bytes));
         self.drained = self.drained.max(end);
+        self.occupy_die(die, end);
         self.owed += self.amplification() - 1.0;
-        let mut cleaned = 0;
+        self.clean(die);
+    }
+
+    /// Does the moves that cleaning owes, on each die in turn, from `die` on.
+    fn clean(&mut self, mut die: usize) {
         while self.owed >= 1.0 {
             self.owed -= 1.0;
-            cleaned += 1;
+            let start = self.dies[die].free.max(self.clock);
+            self.occupy_die(die, start + self.p.sense + self.p.program);
+            die = (die + 1) % self.dies.len();
         }
+    }
+
+    /// A die programs until `end`, and erases a block if it has filled one.
+    fn occupy_die(&mut self, die: usize, end: Nanos) {
         let die = &mut self.dies[die];
-        die.free = end + u64::from(cleaned) * (self.p.sense + self.p.program);
-        die.programs += 1 + cleaned;
+        die.free = end;
+        die.programs += 1;
         if die.programs >= self.p.block_programs {
             die.programs -= self.p.block_programs;
             die.free += self.p.erase;
@@ -212,9 +300,7 @@ impl Flash {
             return self.flushed;
         }
         let start = self.occupy(self.p.command_write) + self.p.latency;
-        if self.open > 0 {
-            self.program(start);
-        }
+        self.pad(start);
         let end = start.max(self.drained);
         self.flushed = end + if std::mem::take(&mut self.changed) { self.p.journal } else { 0 };
         self.link_free = self.flushed;
@@ -222,35 +308,20 @@ impl Flash {
     }
 }
 
-/// The pages that hold data.
-#[derive(Debug)]
-struct Used {
-    bits: Vec<u64>,
-    pages: u64,
-}
-
-impl Used {
-    fn new(size: u64) -> Self {
-        Self { bits: vec![0; (size / PAGE).div_ceil(64) as usize], pages: 0 }
-    }
-
-    fn set(&mut self, at: u64, len: u64, used: bool) {
-        let (mut page, end) = (at / PAGE, (at + len) / PAGE);
-        while page < end {
-            let count = (64 - page % 64).min(end - page);
-            let mask = (u64::MAX >> (64 - count)) << (page % 64);
-            let Some(word) = self.bits.get_mut((page / 64) as usize) else { return };
-            let before = word.count_ones();
-            *word = if used { *word | mask } else { *word & !mask };
-            self.pages = self.pages + u64::from(word.count_ones()) - u64::from(before);
-            page += count;
-        }
+impl Scattered {
+    /// Counts a write, on a drive with stripes of `stripe` bytes over all dies.
+    fn note(&mut self, at: u64, len: u64, stripe: u64) {
+        // A write that spans a stripe, or continues the last one, leaves whole erase blocks behind.
+        let share = if at == self.end || len >= stripe { 0.0 } else { 1.0 };
+        let weight = (SHARE * len as f64 / PAGE as f64).min(1.0);
+        self.share += (share - self.share) * weight;
+        self.end = at + len;
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::params::{FlashParams, SSD_840PRO};
+    use super::super::params::{FlashParams, SD_A1, SSD_840PRO};
     use super::*;
     use crate::data::Rng;
 
@@ -327,11 +398,11 @@ mod tests {
         assert!((195..209).contains(&fresh), "{fresh}");
         // Sequential writes of the whole drive.
         flash.used.set(0, size, true);
-        assert_eq!(flash.used.pages, size / 4096);
+        assert_eq!(flash.used.pages(), size / 4096);
         let full = random_writes(&mut flash, 1 << 40, size);
         assert!((40..110).contains(&full), "{full}");
         let now = flash.submit(1 << 41, Request::Zero { at: 0, len: size });
-        assert_eq!(flash.used.pages, 0);
+        assert_eq!(flash.used.pages(), 0);
         assert!(random_writes(&mut flash, now, size).abs_diff(fresh) <= 1);
         // Written in order, a full drive is as fast as a fresh one.
         flash.used.set(0, size, true);
@@ -344,16 +415,42 @@ mod tests {
         assert!((262..270).contains(&rate), "{rate}");
     }
 
+    /// Milliseconds of a 4 KiB write at `at`, with nothing else in flight.
+    fn alone(flash: &mut Flash, now: &mut Nanos, at: u64) -> u64 {
+        let start = *now;
+        *now = flash.submit(start, write(at)) + 10_000 * MS;
+        (*now - 10_000 * MS - start) / MS
+    }
+
     #[test]
-    fn pages_in_use_are_counted_once() {
-        let mut used = Used::new(MIB);
-        used.set(4096, 70 * 4096, true);
-        used.set(0, 3 * 4096, true);
-        assert_eq!(used.pages, 71);
-        used.set(2 * 4096, 64 * 4096, false);
-        assert_eq!(used.pages, 7);
-        used.set(0, MIB, true);
-        used.set(0, MIB, true);
-        assert_eq!(used.pages, 256);
+    fn a_card_has_one_command_at_a_time_and_nothing_to_flush() {
+        let mut card = Flash::new(SD_A1, SD_A1.capacity);
+        let reads: Vec<Nanos> =
+            (0..4).map(|n| card.submit(0, Request::Read { at: n * MIB, len: 4096 })).collect();
+        assert!(reads.windows(2).all(|pair| pair[1] - pair[0] == reads[0]), "{reads:?}");
+        let written = card.submit(reads[3], write(0));
+        assert!(written - reads[3] > SD_A1.program, "programmed when it completes");
+        assert_eq!(card.submit(written, Request::Flush), written);
+        let mut ssd = flash(SSD_840PRO.capacity);
+        let read = |n| Request::Read { at: n * SSD_840PRO.program_bytes, len: 4096 };
+        let last = (0..32).map(|n| ssd.submit(0, read(n))).max();
+        assert!(last.is_some_and(|last| last < MS), "{last:?}");
+    }
+
+    #[test]
+    fn a_write_outside_of_the_open_units_waits_for_a_unit_that_moves() {
+        let (mut card, mut now) = (Flash::new(SD_A1, SD_A1.capacity), 0);
+        let Mapping::Units { bytes, open } = SD_A1.mapping else { panic!("units are mapped") };
+        for unit in 0..open as u64 {
+            assert!(alone(&mut card, &mut now, unit * bytes) < 3);
+        }
+        assert!(alone(&mut card, &mut now, 4096) < 3, "open");
+        let elsewhere = alone(&mut card, &mut now, open as u64 * bytes);
+        assert!((400..500).contains(&elsewhere), "{elsewhere}");
+        // What is discarded is not moved.
+        now = card.submit(now, Request::Zero { at: 2 * bytes, len: bytes });
+        let discarded = alone(&mut card, &mut now, 1000 * bytes);
+        assert!(discarded < 3, "{discarded}");
+        assert!(alone(&mut card, &mut now, 1001 * bytes) > 400, "the next unit");
     }
 }

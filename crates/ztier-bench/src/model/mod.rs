@@ -18,6 +18,8 @@ pub mod job;
 mod name;
 mod pages;
 mod params;
+mod units;
+mod used;
 mod wait;
 
 pub use drive::ModelDrive;
@@ -55,7 +57,7 @@ pub type Done = (Ticket, Nanos);
 pub enum Model {
     /// A rotating disk.
     Disk(Box<Disk>),
-    /// An SSD.
+    /// An SSD, an eMMC or an SD card.
     Flash(Box<Flash>),
     /// No cost: every request completes as it arrives.
     Null,
@@ -66,9 +68,15 @@ impl Model {
     pub fn new(name: Name) -> Self {
         match name.kind {
             Kind::Hdd7200 => Self::Disk(Box::new(Disk::new(params::HDD_7200))),
-            Kind::Ssd840Pro => Self::Flash(Box::new(Flash::new(params::SSD_840PRO, name.size))),
+            Kind::Ssd840Pro => Self::flash(params::SSD_840PRO, name),
+            Kind::Emmc51 => Self::flash(params::EMMC_5_1, name),
+            Kind::SdA1 => Self::flash(params::SD_A1, name),
             Kind::SsdNull => Self::Null,
         }
+    }
+
+    fn flash(p: params::FlashParams, name: Name) -> Self {
+        Self::Flash(Box::new(Flash::new(p, name.size)))
     }
 
     /// A request arrives at `now`. All completion times known by then, of this request or others,

@@ -19,18 +19,25 @@ pub enum Kind {
     Hdd7200,
     /// A Samsung 840 Pro of 256 GB, the source's SSD.
     Ssd840Pro,
+    /// An eMMC 5.1 of 64 GB, as in cheap laptops and on boards.
+    Emmc51,
+    /// An SD card of 64 GB that just has application performance class A1.
+    SdA1,
     /// A drive without any cost, the source's imagined "MaxSSD".
     SsdNull,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 3] = [Self::Hdd7200, Self::Ssd840Pro, Self::SsdNull];
+    pub const ALL: [Self; 5] =
+        [Self::Hdd7200, Self::Ssd840Pro, Self::Emmc51, Self::SdA1, Self::SsdNull];
 
     fn word(self) -> &'static str {
         match self {
             Self::Hdd7200 => "sim:hdd-7200",
             Self::Ssd840Pro => "sim:ssd-840pro",
+            Self::Emmc51 => "sim:emmc-5.1",
+            Self::SdA1 => "sim:sd-a1",
             Self::SsdNull => "sim:ssd-null",
         }
     }
@@ -40,6 +47,8 @@ impl Kind {
         match self {
             Self::Hdd7200 => params::HDD_7200.capacity,
             Self::Ssd840Pro => params::SSD_840PRO.capacity,
+            Self::Emmc51 => params::EMMC_5_1.capacity,
+            Self::SdA1 => params::SD_A1.capacity,
             Self::SsdNull => 1 << 40,
         }
     }
@@ -74,7 +83,9 @@ impl FromStr for Name {
         let kind = Kind::ALL.into_iter().find(|kind| kind.word() == full).filter(|_| rest != text);
         let kind = kind.ok_or_else(|| {
             let known = Kind::ALL.map(Kind::word);
-            Error::usage(format!("unknown drive model `{text}`")).hint(name::suggest(&full, &known))
+            // A path is no misspelt model, however much `/dev/sda` is like `sd-a1`.
+            let near = if text.contains('/') { text } else { &full };
+            Error::usage(format!("unknown drive model `{text}`")).hint(name::suggest(near, &known))
         })?;
         let Some(wanted) = wanted else { return Ok(kind.into()) };
         let size = size::parse_bytes(wanted).map_err(Error::usage)?;
@@ -111,7 +122,15 @@ mod tests {
 
     #[test]
     fn names_parse_to_what_they_print() {
-        for text in ["sim:hdd-7200", "sim:ssd-840pro:16G", "sim:ssd-null:3G", "sim:hdd-7200:4K"] {
+        for text in [
+            "sim:hdd-7200",
+            "sim:ssd-840pro:16G",
+            "sim:emmc-5.1",
+            "sim:emmc-5.1:1G",
+            "sim:sd-a1:32G",
+            "sim:ssd-null:3G",
+            "sim:hdd-7200:4K",
+        ] {
             assert_eq!(text.parse::<Name>().unwrap().to_string(), text);
         }
         let name: Name = "sim:hdd-7200:16G".parse().unwrap();
@@ -123,9 +142,11 @@ mod tests {
     fn what_is_refused_names_the_mend() {
         for (text, part) in [
             ("sim:hdd-72000", "did you mean `sim:hdd-7200`?"),
+            ("sim:emmc-5", "did you mean `sim:emmc-5.1`?"),
+            ("sim:sd-a2", "did you mean `sim:sd-a1`?"),
             ("sim:ssd-840", "did you mean `sim:ssd-840pro`?"),
             ("ssd-null", "did you mean `sim:ssd-null`?"),
-            ("/dev/sda", "known are sim:hdd-7200, sim:ssd-840pro, sim:ssd-null"),
+            ("/dev/sda", "known are sim:hdd-7200, sim:ssd-840pro, sim:emmc-5.1, sim:sd-a1"),
             ("", "unknown drive model"),
             ("sim:", "unknown drive model"),
             ("sim:hdd-7200:", "write it like"),
@@ -134,6 +155,7 @@ mod tests {
             ("sim:hdd-7200:0", "positive multiple"),
             ("sim:hdd-7200:4097", "positive multiple"),
             ("sim:hdd-7200:600G", "the whole drive has"),
+            ("sim:sd-a1:64G", "the whole drive has"),
             ("sim:ssd-840pro:256G", "the whole drive has"),
         ] {
             let e = text.parse::<Name>().unwrap_err();

@@ -53,7 +53,7 @@ const FULL: [Entry; 11] = [
     entry("policy", "policy", 16.0),
     entry("cache", "cache", 105.0),
     entry("zram", "zram --keep-going --mode mmap", 1500.0),
-    entry("scan", "scan --page-cluster 5,0", 1030.0),
+    entry("scan", "scan --page-cluster 5,0", 1500.0),
     entry("zcache", "zcache", 3100.0),
     entry("worst-case", "worst-case", 2230.0),
     entry("log", "log --keep-going", 1800.0),

@@ -77,7 +77,7 @@ const INSIDE: [Wanted; 4] = [
     wanted("fsync_vs_dm_writecache", "8 writers who flush ÷ dm-writecache", AtLeast(1.0), None),
     wanted("fsync_vs_bcache", "8 writers who flush ÷ bcache", AtLeast(1.0), None),
 ];
-const TEXTS: [(&str, &str); 6] = [
+const TEXTS: [(&str, &str); 14] = [
     ("write_amplification", "bytes written ÷ asked, before a checkpoint"),
     (
         "write_amplification_synced_with_checkpoints",
@@ -91,6 +91,26 @@ const TEXTS: [(&str, &str); 6] = [
     ("row_a_virtual_time_vs_source", "the model of the disk ÷ the source’s row A"),
     ("row_b_virtual_time_vs_source", "the model of the SSD, at random ÷ the source’s row B"),
     ("row_c_virtual_time_vs_source", "the model of the SSD, in order ÷ the source’s row C"),
+    (
+        "emmc_random_read_virtual_time_vs_published",
+        "the model of the eMMC, random reads ÷ published",
+    ),
+    (
+        "emmc_random_write_virtual_time_vs_published",
+        "the model of the eMMC, random writes ÷ published",
+    ),
+    ("emmc_read_virtual_time_vs_published", "the model of the eMMC, reads in order ÷ published"),
+    ("emmc_write_virtual_time_vs_published", "the model of the eMMC, writes in order ÷ published"),
+    (
+        "sd_random_read_virtual_time_vs_published",
+        "the model of the SD card, random reads ÷ its class",
+    ),
+    (
+        "sd_random_write_virtual_time_vs_published",
+        "the model of the SD card, random writes ÷ its class",
+    ),
+    ("sd_read_virtual_time_vs_published", "the model of the SD card, reads in order ÷ published"),
+    ("sd_write_virtual_time_vs_published", "the model of the SD card, writes in order ÷ its class"),
 ];
 /// The source's table, in 10^6 bytes a second.
 const STATED: [(&str, &str, f64); 6] = [

@@ -24,7 +24,7 @@ pub const SOURCE: Source = Source {
 
 const PART: &str = "001 ramzswap";
 
-const MAIN: [Wanted; 10] = [
+const MAIN: [Wanted; 14] = [
     wanted("vs_disk_swap", "time on disk swap ÷ ours", AtLeast(1.5), Some(1.5)),
     wanted("vs_kernel_zram", "time on kernel zram, lz4 ÷ ours", AtLeast(0.9), None),
     wanted(
@@ -46,6 +46,20 @@ const MAIN: [Wanted; 10] = [
         "spill_vs_modelled_disk",
         "a pass on the modelled disk ÷ ours, half spilled",
         AtLeast(3.0),
+        None,
+    ),
+    wanted("vs_modelled_disk_emmc_5_1", "a pass on a modelled eMMC 5.1 ÷ ours", No, None),
+    wanted(
+        "spill_vs_modelled_disk_emmc_5_1",
+        "a pass on the modelled eMMC ÷ ours, half spilled to one",
+        No,
+        None,
+    ),
+    wanted("vs_modelled_disk_sd_a1", "a pass on a modelled SD card, class A1 ÷ ours", No, None),
+    wanted(
+        "spill_vs_modelled_disk_sd_a1",
+        "a pass on the modelled SD card ÷ ours, half spilled to one",
+        No,
         None,
     ),
     wanted(

@@ -31,7 +31,7 @@ const CLUSTER: u32 = 5;
 const FEW: u32 = 2;
 /// Limit on the time of one load, in a quick run and in a full one.
 const TIME: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(300)];
-/// The same on the modelled disk, which is slow in real time.
+/// The same on the modelled drives, which are slow in real time.
 const MODELLED_TIME: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(240)];
 
 /// Options of the command line.
@@ -61,7 +61,7 @@ pub struct Choice {
 #[derive(Clone, Debug)]
 struct Plan {
     shape: Shape,
-    /// The load for the modelled disk.
+    /// The load for the modelled drives.
     small: Shape,
     runs: u32,
     clusters: Vec<u32>,
@@ -97,7 +97,7 @@ impl Choice {
             time: TIME[speed],
             look: Duration::from_millis(pick(20, 100)),
         };
-        // Large enough that neither the disk's cache nor its readahead holds all swapped pages.
+        // Large enough that neither a drive's cache nor its readahead holds all swapped pages.
         let small = Shape {
             mib: mib.min(modelled),
             passes: passes.min(if self.quick { 1 } else { 2 }),
@@ -107,7 +107,8 @@ impl Choice {
         };
         let mut systems = self.systems.clone();
         if systems.is_empty() {
-            systems = clap::ValueEnum::value_variants().to_vec();
+            let all = <System as clap::ValueEnum>::value_variants().iter().copied();
+            systems = all.filter(|system| system.is_default(self.quick)).collect();
         }
         let clusters = match &self.clusters[..] {
             [] if self.quick || self.inside => vec![CLUSTER],
@@ -185,7 +186,8 @@ struct Turns<'a> {
 }
 
 impl Turns<'_> {
-    /// Runs `rounds` rounds; a system that fails is left out of the next.
+    /// Runs `rounds` rounds; a system that fails is left out of the next. After its last run a
+    /// system goes, because modelled drives are kept in memory.
     fn all(&mut self, systems: &[System], shape: &Shape, rounds: u32) -> Result<Vec<Runs>> {
         let mut all: Vec<Runs> =
             systems.iter().map(|&system| Runs { system, found: Vec::new() }).collect();
@@ -207,8 +209,10 @@ impl Turns<'_> {
                         self.report.missing(self.section, systems[i].name(), &e);
                         self.failed.push(systems[i].name().into());
                         gone[i] = true;
-                        up[i] = None;
                     }
+                }
+                if gone[i] || round + 1 == rounds {
+                    up[i] = None;
                 }
             }
         }

@@ -4,6 +4,7 @@
 
 use super::limit::Limit;
 use super::measure::{Measured, Shape};
+use super::system::Slow;
 use super::{Plan, Runs, System, cluster_here, load};
 use crate::report::{Report, Row, Table, Target as Goal, median, print};
 use ztier::error::Result;
@@ -270,18 +271,21 @@ fn pass_at_least(m: &Measured) -> Option<f64> {
     pass(m).or(m.outcome.cut.then_some(m.outcome.elapsed_s - m.outcome.fill_s))
 }
 
-/// ztier relative to the modelled disk: by passes, since the disk's run may be stopped before its
-/// last pass. If it is stopped before the end of the first, the ratio is a lower bound.
+/// ztier relative to each modelled drive: by passes, since the drive's run may be stopped before
+/// its last pass. If it is stopped before the end of the first, the ratio is a lower bound.
 pub fn modelled(report: &mut Report, all: &[Runs]) {
-    let Some(disk) = runs_of(all, System::ModelledDisk) else { return };
-    let mut ratio = |name, system, least| {
-        if let Some(ours) = runs_of(all, system) {
-            let value = disk.middle(pass_at_least) / ours.middle(pass);
-            report.ratio(name, value, Goal::AtLeast(least));
-        }
-    };
-    ratio("vs_modelled_disk", System::Ztier, 10.0);
-    ratio("spill_vs_modelled_disk", System::ModelledSpill, 3.0);
+    for slow in Slow::ALL {
+        let Some(disk) = runs_of(all, System::ModelledDisk(slow)) else { continue };
+        let mut ratio = |name, system, least| {
+            if let Some(ours) = runs_of(all, system) {
+                let value = disk.middle(pass_at_least) / ours.middle(pass);
+                let goal = if slow == Slow::Hdd { Goal::AtLeast(least) } else { Goal::None };
+                report.ratio(&format!("{name}{}", slow.suffix()), value, goal);
+            }
+        };
+        ratio("vs_modelled_disk", System::Ztier, 10.0);
+        ratio("spill_vs_modelled_disk", System::ModelledSpill(slow), 3.0);
+    }
 }
 
 #[cfg(test)]
@@ -352,8 +356,8 @@ mod tests {
                 runs(System::Disk, &[9.0, 8.0], 1000, false),
                 runs(System::Zswap, &[9.0, 5.0], 400, false),
                 runs(System::Spill, &[9.0, 4.0], 200, ublk),
-                runs(System::ModelledDisk, &[60.0], 0, false),
-                runs(System::ModelledSpill, &[20.0], 0, false),
+                runs(System::ModelledDisk(Slow::Hdd), &[60.0], 0, false),
+                runs(System::ModelledSpill(Slow::Hdd), &[20.0], 0, false),
             ]
         };
         let json = ratios_of(&all(false), "");
@@ -383,11 +387,30 @@ mod tests {
 
     #[test]
     fn a_disk_that_was_stopped_in_its_first_pass_counts_with_what_it_took() {
-        let mut disk = runs(System::ModelledDisk, &[60.0], 0, false);
+        let mut disk = runs(System::ModelledDisk(Slow::Hdd), &[60.0], 0, false);
         let outcome = &mut disk.found[0].outcome;
         (outcome.passes_s, outcome.fill_s, outcome.cut) = (Vec::new(), 20.0, true);
         let json = ratios_of(&[runs(System::Ztier, &[2.0], 0, false), disk], "");
         assert_eq!(json["ratios"]["vs_modelled_disk"], 40.0);
+    }
+
+    #[test]
+    fn each_modelled_drive_has_its_ratios() {
+        let all = [
+            runs(System::Ztier, &[2.0], 0, false),
+            runs(System::ModelledDisk(Slow::Emmc), &[10.0], 0, false),
+            runs(System::ModelledSpill(Slow::Emmc), &[5.0], 0, false),
+            runs(System::ModelledDisk(Slow::Sd), &[40.0], 0, false),
+            runs(System::ModelledSpill(Slow::Sd), &[8.0], 0, false),
+        ];
+        let json = ratios_of(&all, "");
+        let expected = serde_json::json!({
+            "swap_in_p99_vs_median": 4.0,
+            "vs_modelled_disk_emmc_5_1": 5.0, "spill_vs_modelled_disk_emmc_5_1": 2.0,
+            "vs_modelled_disk_sd_a1": 20.0, "spill_vs_modelled_disk_sd_a1": 5.0,
+        });
+        assert_eq!(json["ratios"], expected);
+        assert_eq!(json["targets"], serde_json::json!({ "swap_in_p99_vs_median": 3.0 }));
     }
 
     #[test]

@@ -16,19 +16,53 @@ use crate::sys::usage::Usage;
 use crate::workload::log::{Source, Spec};
 use ::ztier::error::{Context as _, Error, Result};
 use clap::ValueEnum;
+use clap::builder::PossibleValue;
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Limit on the requests in flight on the modelled disk: threads that serve it.
+/// Limit on the requests in flight on a modelled drive: threads that serve it.
 const QUEUE: usize = 16;
 /// Memory that must stay free while this process serves swap.
 const ROOM: u64 = 2 << 30;
 
+/// A modelled drive that is slow, in real time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slow {
+    /// `sim:hdd-7200`.
+    Hdd,
+    /// `sim:emmc-5.1`.
+    Emmc,
+    /// `sim:sd-a1`.
+    Sd,
+}
+
+impl Slow {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Hdd, Self::Emmc, Self::Sd];
+
+    fn kind(self) -> Kind {
+        match self {
+            Self::Hdd => Kind::Hdd7200,
+            Self::Emmc => Kind::Emmc51,
+            Self::Sd => Kind::SdA1,
+        }
+    }
+
+    /// The end of the names of ratios: none for the disk, which was the first.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Self::Hdd => "",
+            Self::Emmc => "_emmc_5_1",
+            Self::Sd => "_sd_a1",
+        }
+    }
+}
+
 /// The system that takes the pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
     /// Ours, by `ztier up … --export auto`, all in memory.
     Ztier,
@@ -42,10 +76,48 @@ pub enum System {
     Disk,
     /// Ours, with half of the memory that the data would take, and the rest spilled to the disk.
     Spill,
-    /// The modelled disk of 7200 rpm, on a smaller scan.
-    ModelledDisk,
-    /// As `spill`, to the modelled disk.
-    ModelledSpill,
+    /// Disk swap on a modelled drive, on a smaller scan.
+    ModelledDisk(Slow),
+    /// As `spill`, to a modelled drive, on the smaller scan.
+    ModelledSpill(Slow),
+}
+
+impl ValueEnum for System {
+    fn value_variants<'a>() -> &'a [Self] {
+        const ALL: &[System] = &[
+            System::Ztier,
+            System::ZramLz4,
+            System::Zram,
+            System::Zswap,
+            System::Disk,
+            System::Spill,
+            System::ModelledDisk(Slow::Hdd),
+            System::ModelledSpill(Slow::Hdd),
+            System::ModelledDisk(Slow::Emmc),
+            System::ModelledSpill(Slow::Emmc),
+            System::ModelledDisk(Slow::Sd),
+            System::ModelledSpill(Slow::Sd),
+        ];
+        ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let (name, help) = match self {
+            Self::Ztier => ("ztier", "Ours, all in memory"),
+            Self::ZramLz4 => ("zram-lz4", "Kernel zram with lz4"),
+            Self::Zram => ("zram", "Kernel zram with the algorithm that it takes by itself"),
+            Self::Zswap => ("zswap", "Zswap before the disk"),
+            Self::Disk => ("disk", "The disk"),
+            Self::Spill => ("spill", "Ours, with half in memory, the rest spilled to the disk"),
+            Self::ModelledDisk(Slow::Hdd) => ("modelled-disk", "sim:hdd-7200, on a smaller scan"),
+            Self::ModelledDisk(Slow::Emmc) => ("modelled-emmc", "sim:emmc-5.1, on that scan"),
+            Self::ModelledDisk(Slow::Sd) => ("modelled-sd", "sim:sd-a1, on that scan"),
+            Self::ModelledSpill(Slow::Hdd) => ("modelled-spill", "As spill, to sim:hdd-7200"),
+            Self::ModelledSpill(Slow::Emmc) => ("modelled-spill-emmc", "As spill, to sim:emmc-5.1"),
+            Self::ModelledSpill(Slow::Sd) => ("modelled-spill-sd", "As spill, to sim:sd-a1"),
+        };
+        Some(PossibleValue::new(name).help(help))
+    }
 }
 
 impl System {
@@ -58,8 +130,12 @@ impl System {
             Self::Zswap => zswap::NAME,
             Self::Disk => "disk swap",
             Self::Spill => "ztier, half spilled",
-            Self::ModelledDisk => "disk swap on sim:hdd-7200",
-            Self::ModelledSpill => "half spilled to sim:hdd",
+            Self::ModelledDisk(Slow::Hdd) => "disk swap on sim:hdd-7200",
+            Self::ModelledDisk(Slow::Emmc) => "disk swap on sim:emmc-5.1",
+            Self::ModelledDisk(Slow::Sd) => "disk swap on sim:sd-a1",
+            Self::ModelledSpill(Slow::Hdd) => "half spilled to sim:hdd",
+            Self::ModelledSpill(Slow::Emmc) => "half spilled to sim:emmc",
+            Self::ModelledSpill(Slow::Sd) => "half spilled to sim:sd",
         }
     }
 
@@ -68,9 +144,19 @@ impl System {
         matches!(self, Self::Ztier | Self::ZramLz4 | Self::Zram)
     }
 
-    /// Whether pages go to a modelled disk.
+    /// Whether pages go to a modelled drive.
     pub fn is_modelled(self) -> bool {
-        matches!(self, Self::ModelledDisk | Self::ModelledSpill)
+        matches!(self, Self::ModelledDisk(_) | Self::ModelledSpill(_))
+    }
+
+    /// Whether a run has it without `--only`. A quick run has one modelled drive, because each
+    /// takes a quarter of a minute.
+    pub fn is_default(self, quick: bool) -> bool {
+        let further = matches!(
+            self,
+            Self::ModelledDisk(Slow::Emmc | Slow::Sd) | Self::ModelledSpill(Slow::Emmc | Slow::Sd)
+        );
+        !(quick && further)
     }
 }
 
@@ -129,7 +215,7 @@ enum Behind {
 /// The spill device of ztier.
 enum Below {
     Drive(Source),
-    Modelled(Box<Served>),
+    Modelled(Box<Served>, Slow),
 }
 
 impl Below {
@@ -138,7 +224,7 @@ impl Below {
             Self::Drive(source) => {
                 source.path().ok_or_else(|| Error::failure("spilling needs a file or a device"))
             }
-            Self::Modelled(served) => Ok(served.path()),
+            Self::Modelled(served, _) => Ok(served.path()),
         }
     }
 }
@@ -190,9 +276,10 @@ impl Contender {
             }
             System::Disk => Behind::Disk(place.source(system, size)?),
             System::Spill => spilling(size, Below::Drive(place.source(system, size)?), more.limit)?,
-            System::ModelledDisk => Behind::Modelled(modelled(size)?),
-            System::ModelledSpill => {
-                spilling(size, Below::Modelled(Box::new(modelled(size)?)), more.limit)?
+            System::ModelledDisk(slow) => Behind::Modelled(modelled(slow, size)?),
+            System::ModelledSpill(slow) => {
+                let served = Box::new(modelled(slow, size)?);
+                spilling(size, Below::Modelled(served, slow), more.limit)?
             }
         };
         let path = match &behind {
@@ -249,8 +336,8 @@ impl Contender {
             Behind::Spill(up, Below::Drive(source)) => {
                 format!("{}, spilling to {source}", up.about())
             }
-            Behind::Spill(up, Below::Modelled(_)) => {
-                format!("{}, spilling to sim:hdd-7200", up.about())
+            Behind::Spill(up, Below::Modelled(_, slow)) => {
+                format!("{}, spilling to {}", up.about(), Name::from(slow.kind()))
             }
             Behind::Zram(zram) => zram.about(),
             Behind::Disk(source) => source.to_string(),
@@ -338,16 +425,16 @@ fn spilling(size: u64, below: Below, limit: Option<u64>) -> Result<Behind> {
     Ok(Behind::Spill(up, below))
 }
 
-/// A modelled disk, served by this process.
-fn modelled(size: u64) -> Result<Served> {
+/// The beginning of a modelled drive, served by this process.
+fn modelled(slow: Slow, size: u64) -> Result<Served> {
     let available = crate::report::available_bytes();
     if available < 4 * size + ROOM {
         let free = available >> 20;
         return Err(Error::failure(format!(
-            "{free} MiB of memory are too few for a disk that is kept in memory, below swap"
+            "{free} MiB of memory are too few for a drive that is kept in memory, below swap"
         )));
     }
-    let drive = ModelDrive::real_time(Name { size, ..Kind::Hdd7200.into() });
+    let drive = ModelDrive::real_time(Name { kind: slow.kind(), size });
     drive.reserve(size);
     let device = Arc::new(RawDevice(Arc::new(drive)));
     // The serving threads should not wait for the memory that they serve, if this process may
@@ -395,6 +482,24 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use ::ztier::stats::Stats;
+
+    #[test]
+    fn each_modelled_drive_has_disk_swap_and_a_spill_of_its_own_names() {
+        let parsed = |name: &str| System::from_str(name, false).unwrap();
+        let disks = ["modelled-disk", "modelled-emmc", "modelled-sd"];
+        let spills = ["modelled-spill", "modelled-spill-emmc", "modelled-spill-sd"];
+        for (slow, (disk, spill)) in Slow::ALL.into_iter().zip(disks.into_iter().zip(spills)) {
+            assert_eq!(parsed(disk), System::ModelledDisk(slow));
+            assert_eq!(parsed(spill), System::ModelledSpill(slow));
+            let drive = Name::from(slow.kind()).to_string();
+            assert_eq!(parsed(disk).name(), format!("disk swap on {drive}"));
+            assert!(parsed(disk).is_default(false) && parsed(spill).is_default(false));
+            assert_eq!(parsed(disk).is_default(true), slow == Slow::Hdd);
+        }
+        let names: std::collections::HashSet<&str> =
+            System::value_variants().iter().map(|system| system.name()).collect();
+        assert_eq!(names.len(), System::value_variants().len());
+    }
 
     #[test]
     fn counters_are_those_that_the_product_prints() {
