@@ -62,8 +62,12 @@ const RESERVE_PART: u64 = 16;
 /// Frames that a volume that carries swap keeps ready, for a `limit`: enough for what the machine
 /// swaps out in one go, or, if it is to be `small`, for what is on its way while it is refilled.
 pub fn mempool(limit: u64, segment: u32, small: bool) -> usize {
-    let most = if small { MEMPOOL_SMALL } else { MEMPOOL_MOST };
-    let bytes = (limit / MEMPOOL_PART).min(most);
+    let (part, most) = if small {
+        (MEMPOOL_SMALL_PART, MEMPOOL_SMALL)
+    } else {
+        (MEMPOOL_PART, MEMPOOL_MOST)
+    };
+    let bytes = (limit / part).min(most);
     (bytes / u64::from(segment)).max(MEMPOOL_LEAST) as usize
 }
 
@@ -71,6 +75,8 @@ pub fn mempool(limit: u64, segment: u32, small: bool) -> usize {
 const MEMPOOL_PART: u64 = 16;
 /// See [`mempool`]: bytes.
 const MEMPOOL_MOST: u64 = 32 << 20;
+/// See [`mempool`].
+const MEMPOOL_SMALL_PART: u64 = 64;
 /// See [`mempool`]: bytes; the requests that may be under way have 8 MiB, uncompressed.
 const MEMPOOL_SMALL: u64 = 6 << 20;
 /// See [`mempool`]: the frames of the cleaner, and as many for writers.
