@@ -2,15 +2,19 @@
 //!
 //! Invariants:
 //! - the mapping has a fixed address and length for as long as the [`Arena`] lives;
-//! - a stored reference to a place in it is an offset, never an address.
+//! - a stored reference to a place in it is an offset, never an address;
+//! - an arena that ends becomes a spare one (see [`super::Spares`]) only if nothing else refers to
+//!   its file, and all its bytes are zeros.
 //!
 //! On a memory file `MADV_DONTNEED` frees nothing: the file keeps its pages. `MADV_REMOVE` frees
 //! them, but is refused on locked mappings, so [`Arena::remove`] punches the hole into the file
 //! itself, which is what `MADV_REMOVE` does inside the kernel.
 
 use super::PAGE;
+use super::spares::Home;
 use crate::error::{Context, Error, Result};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -23,7 +27,12 @@ pub struct Arena {
     file: Arc<OwnedFd>,
     base: NonNull<u8>,
     len: usize,
+    /// The spares that it becomes one of when it ends; `None`: its memory goes back to the machine.
+    home: Option<Box<Home>>,
 }
+
+/// Bytes of memory that a spare arena keeps. To zero them is faster than to fault them in again.
+const SPARED: usize = 256 << 10;
 
 // SAFETY: an `Arena` is an address range. It hands out raw pointers only; the code that
 // dereferences them answers for races. Its own calls are system calls that the kernel serializes.
@@ -54,7 +63,18 @@ impl Arena {
         // SAFETY: advice on our own mapping changes no contents.
         let _ = unsafe { madvise(base, len, Advice::LinuxDontDump) };
         let base = NonNull::new(base.cast()).ok_or_else(|| Error::failure(what()))?;
-        Ok(Self { file, base, len })
+        Ok(Self { file, base, len, home: None })
+    }
+
+    /// This arena, which becomes one of the spares of `home` when it ends.
+    pub(super) fn with_home(mut self, home: Home) -> Self {
+        self.home = Some(Box::new(home));
+        self
+    }
+
+    /// The file behind it.
+    pub(super) fn file(&self) -> &Arc<OwnedFd> {
+        &self.file
     }
 
     /// Bytes of address space.
@@ -132,6 +152,45 @@ impl Arena {
         // ours, and would be written anew before it is read again.
         let _ = fallocate(&*self.file, hole, offset as u64, len as u64);
     }
+
+    /// Zeroes all bytes, and gives memory beyond the first [`SPARED`] bytes of it back. Returns
+    /// whether the machine has confirmed that all bytes are zeros now. No pointer of [`Self::at`]
+    /// may be in use.
+    fn empty(&mut self) -> bool {
+        let (mut at, mut spared) = (0, SPARED);
+        loop {
+            // What has no memory behind it reads as zeros already.
+            let start = match seek(&*self.file, SeekFrom::Data(at)) {
+                Ok(start) => start as usize,
+                Err(error) => return error == Errno::NXIO,
+            };
+            let Ok(end) = seek(&*self.file, SeekFrom::Hole(start as u64)) else { return false };
+            let kept = spared.min(end as usize - start);
+            // SAFETY: the file is as long as our mapping, so the range is inside; `self` is
+            // exclusive, and the caller says that nothing uses an address of this memory.
+            unsafe { self.at(start).write_bytes(0, kept) };
+            let rest = (start + kept) as u64..end;
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            if !rest.is_empty()
+                && fallocate(&*self.file, hole, rest.start, rest.end - rest.start).is_err()
+            {
+                return false;
+            }
+            (at, spared) = (end, spared - kept);
+        }
+    }
+
+    /// Becomes spare instead of ending, if nothing else refers to the file; returns whether it did.
+    fn becomes_spare(&mut self) -> bool {
+        let Some(home) = self.home.take() else { return false };
+        // The set is gone when this is the only reference to the file: nothing gives it out later.
+        if Arc::get_mut(&mut self.file).is_none() || home.is_shared() || !self.empty() {
+            return false;
+        }
+        let Self { ref file, base, len, .. } = *self;
+        home.keep(Self { file: file.clone(), base, len, home: None });
+        true
+    }
 }
 
 /// Ranges of a file that have memory behind them, in whole pages.
@@ -155,7 +214,11 @@ impl Iterator for Present<'_> {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and no reference into it can outlive `self`.
+        if self.becomes_spare() {
+            return;
+        }
+        // SAFETY: the mapping is ours, was not passed on, and no reference into it can outlive
+        // `self`.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

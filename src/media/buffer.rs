@@ -23,7 +23,10 @@ enum Home {
 impl Buffer {
     /// A buffer of `len` zero bytes; `len` is rounded up to a multiple of [`ALIGN`].
     pub fn new(len: usize) -> Self {
-        Self(Home::Own(vec![Page([0; ALIGN]); len.div_ceil(ALIGN)]))
+        // A vector made from a page of zeros would copy that page for each of its own.
+        let pages = Box::new_zeroed_slice(len.div_ceil(ALIGN));
+        // SAFETY: `Page` is nothing but bytes, for which zero is a value.
+        Self(Home::Own(unsafe { pages.assume_init() }.into_vec()))
     }
 
     /// A buffer of lent memory of a memory file.

@@ -9,6 +9,7 @@
 //! - a set that was taken over makes no files: if one is missing, or has not the size that is asked
 //!   for, the set is another version's.
 
+use super::spares::{Home, Spares};
 use super::{Arena, PAGE};
 use crate::error::{Context, Error, Result};
 use crate::remedy;
@@ -21,6 +22,7 @@ use rustix::mount::{
 };
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A named set of memory files.
 #[derive(Debug, Default)]
@@ -39,6 +41,9 @@ enum Origin {
     Resident(OwnedFd),
     /// Another process made all of them.
     Inherited,
+    /// Files of earlier sets, emptied; where there is none, a `memfd`. The flag says that
+    /// [`Memory::files`] has given the files of this set out.
+    Spare(Arc<Spares>, Arc<AtomicBool>),
 }
 
 impl Memory {
@@ -54,6 +59,14 @@ impl Memory {
     pub fn inherited(files: Vec<(String, OwnedFd)>) -> Self {
         let files = files.into_iter().map(|(name, file)| (name, Arc::new(file))).collect();
         Self { files: Mutex::new(files), origin: Origin::Inherited }
+    }
+
+    /// An empty set whose files may be those of earlier sets with these spares. They are empty, as
+    /// new ones are. When this set and its arenas are gone, the files are spare again, unless
+    /// [`Self::files`] has given them out.
+    pub fn of_spares(spares: &Arc<Spares>) -> Self {
+        let origin = Origin::Spare(spares.clone(), Arc::default());
+        Self { origin, ..Self::default() }
     }
 
     /// Whether another process had these files before.
@@ -82,6 +95,15 @@ impl Memory {
             (Some(file), Origin::Inherited) => fit(file, name, len)?,
             (None, Origin::Inherited) => return Err(strange(format!("has no file `{name}`"))),
             (Some(_), _) => unreachable!("memory file {name} is made twice"),
+            (None, Origin::Spare(spares, given)) => {
+                let home = Home::new(spares.clone(), name, given.clone());
+                let arena = match spares.take(name, len) {
+                    Some(arena) => arena,
+                    None => Arena::over(Arc::new(self.make(name, len)?), name, len)?,
+                };
+                files.push((name.to_owned(), arena.file().clone()));
+                return Ok(arena.with_home(home));
+            }
             (None, _) => {
                 let file = Arc::new(self.make(name, len)?);
                 files.push((name.to_owned(), file.clone()));
@@ -93,6 +115,9 @@ impl Memory {
 
     /// All files of the set, by name.
     pub fn files(&self) -> Vec<(String, Arc<OwnedFd>)> {
+        if let Origin::Spare(_, given) = &self.origin {
+            given.store(true, Ordering::Relaxed);
+        }
         self.files.lock().clone()
     }
 

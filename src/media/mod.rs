@@ -24,6 +24,7 @@ pub mod ring;
 mod ring_buffers;
 mod sector;
 mod signature;
+mod spares;
 mod stable_id;
 mod sysfs;
 mod transfer;
@@ -44,6 +45,7 @@ pub use ring::{Completion, Ring, Submission, Waker};
 pub use ring_buffers::RingBuffers;
 pub use sector::{Made as MadeFor, Sector};
 pub use signature::Signature;
+pub use spares::Spares;
 pub use stable_id::{IdKind, Place, StableId};
 pub use words::Words;
 

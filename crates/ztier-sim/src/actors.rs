@@ -6,12 +6,12 @@
 use crate::content::Value;
 use crate::drive::Request;
 use crate::fault::Kind as Fault;
-use crate::image::PAGE;
+use crate::image::{Image, PAGE};
 use crate::oracle::{self, Seen};
 use crate::program::{Order, Side, Slow};
 use crate::rng::mix;
 use crate::trouble::{Kind, Trouble};
-use crate::world::{Flying, Reader, World, image_of};
+use crate::world::{Flying, Reader, World};
 use ztier::log::disk::format::DATA_MIN;
 use ztier::log::{Device, Found, Op, Outcome, Progress, Refused, Ticket, join};
 use ztier::media::Buffer;
@@ -137,8 +137,7 @@ impl World<'_> {
             return Ok(());
         }
         if core.is_through() {
-            let expected = image_of(self.history.now());
-            return match self.backing.current().difference(&expected) {
+            return match self.differing(&self.backing.current()) {
                 None => Ok(()),
                 Some(block) => {
                     let text = format!("rescued: {block} is not {:?}", self.history.now()[block]);
@@ -147,13 +146,20 @@ impl World<'_> {
             };
         }
         let durable = self.backing.durable();
-        let value = |block| match Value::recognise(block, durable.page(block as usize)) {
+        let value = |block| match durable.value(block) {
             Some(value) => Seen::Value(value),
             None => Seen::Foreign,
         };
         let seen: Vec<Seen> = (0..self.setup.blocks).map(value).collect();
         let found = oracle::prefix(&self.history, &seen);
         found.map(drop).map_err(|why| Trouble::new(Kind::Backing, format!("rescued: {why}")))
+    }
+
+    /// The first block of the backing store that differs from the volume.
+    fn differing(&self, backing: &Image) -> Option<usize> {
+        (0..)
+            .zip(self.history.now())
+            .position(|(block, value)| backing.value(block) != Some(*value))
     }
 
     /// Upper bound on the segments of the log.
@@ -297,8 +303,7 @@ impl World<'_> {
             return Ok(());
         }
         self.history.acknowledge(self.history.submitted());
-        let expected = image_of(self.history.now());
-        match self.backing.durable().difference(&expected) {
+        match self.differing(&self.backing.durable()) {
             None => Ok(()),
             Some(block) => {
                 let text = format!("block {block} is not {:?}", self.history.now()[block]);
@@ -387,11 +392,7 @@ impl World<'_> {
         let fired = self.fired();
         let outcome = match self.drive(side).finish(ticket) {
             Err(error) => Outcome::Failed(error),
-            Ok(data) if is_read => {
-                let mut buffer = Buffer::new(data.len());
-                buffer.copy_from_slice(&data);
-                Outcome::Bytes(buffer)
-            }
+            Ok(data) if is_read => Outcome::Bytes(data),
             Ok(_) => Outcome::Done,
         };
         self.say(|| format!("ends: {source:?} {id} {outcome:?}"));
@@ -492,7 +493,7 @@ impl World<'_> {
     }
 
     /// Reads from a drive, at once; `None` if a planned fault fails the read.
-    fn read_now(&mut self, side: Side, at: u64, len: usize) -> Result<Option<Vec<u8>>, Trouble> {
+    fn read_now(&mut self, side: Side, at: u64, len: usize) -> Result<Option<Buffer>, Trouble> {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         self.drive(side).begin(ticket, Request::Read(at, len));

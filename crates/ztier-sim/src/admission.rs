@@ -6,7 +6,7 @@
 //! the volume is up or its log holds changes; when the volume is down and the log holds none, any
 //! program may. A log that is opened after that must not serve a byte of its former content.
 
-use crate::content::{Flavour, Value};
+use crate::content::Flavour;
 use crate::drive::Request;
 use crate::image::{PAGE, Page};
 use crate::oracle::Seen;
@@ -126,8 +126,11 @@ impl World<'_> {
         }
         let backing = self.backing.current();
         for (block, seen) in (0..).zip(seen) {
-            let there = Value::recognise(block, backing.page(block as usize));
-            if self.volume.core.has_clean(block.into()) && there.map(Seen::Value) != Some(*seen) {
+            if !self.volume.core.has_clean(block.into()) {
+                continue;
+            }
+            let there = backing.value(block);
+            if there.map(Seen::Value) != Some(*seen) {
                 let text = format!("the copy of {block} is {seen:?}, and there is {there:?}");
                 return Err(Trouble::new(Kind::Read, text));
             }

@@ -5,7 +5,7 @@
 //! damage. A run uses a value that names a version only once, also across power cuts. Zeros are
 //! always the same.
 
-use crate::image::{PAGE, Page};
+use crate::image::Page;
 use crate::rng::{Rng, mix};
 
 /// What a block holds.
@@ -46,6 +46,17 @@ const fn tag(block: u32, version: u32, salt: u64) -> u64 {
     mix(mix((block as u64) << 32 | version as u64) ^ salt)
 }
 
+/// The second word of a stamp.
+const fn named(version: u32, noise: u8) -> u64 {
+    (version as u64) << 32 | noise as u64
+}
+
+/// Whether all words are `word`. Most are: to look at all of them at once is faster than to stop at
+/// the first that is not.
+fn repeat(words: &[[u8; 8]], word: u64) -> bool {
+    words.iter().fold(0, |differ, bytes| differ | u64::from_le_bytes(*bytes) ^ word) == 0
+}
+
 impl Flavour {
     /// The value of `version` of a block.
     pub const fn value(self, block: u32, version: u32) -> Value {
@@ -69,7 +80,7 @@ impl Value {
             Self::Double(word) => words.fill(word.to_le_bytes()),
             Self::Stamp { version, noise } => {
                 words[0] = (u64::from(block) << 32 | u64::from(MAGIC)).to_le_bytes();
-                words[1] = (u64::from(version) << 32 | u64::from(noise)).to_le_bytes();
+                words[1] = named(version, noise).to_le_bytes();
                 let (random, pattern) = words[2..].split_at_mut(usize::from(noise) * 2);
                 let mut rng = Rng::new(tag(block, version, 3));
                 for word in random {
@@ -94,15 +105,34 @@ impl Value {
         } else {
             Self::Double(first)
         };
-        let mut expected = [0; PAGE];
-        value.fill(block, &mut expected);
-        (expected == *bytes).then_some(value)
+        value.is_in(block, bytes).then_some(value)
+    }
+
+    /// Whether `bytes` are the content of `block` with this value, as [`Value::fill`] writes it.
+    pub fn is_in(self, block: u32, bytes: &Page) -> bool {
+        let words = bytes.as_chunks::<8>().0;
+        match self {
+            Self::Zero => repeat(words, 0),
+            Self::Word(word) => repeat(words, u64::from(word) << 32 | u64::from(word)),
+            Self::Double(word) => repeat(words, word),
+            Self::Stamp { version, noise } => {
+                let stamp = [u64::from(block) << 32 | u64::from(MAGIC), named(version, noise)];
+                if words[..2] != stamp.map(u64::to_le_bytes) {
+                    return false;
+                }
+                let (random, pattern) = words[2..].split_at(usize::from(noise) * 2);
+                let mut rng = Rng::new(tag(block, version, 3));
+                let differ = |all, word: &[u8; 8]| all | u64::from_le_bytes(*word) ^ rng.bits();
+                random.iter().fold(0, differ) == 0 && repeat(pattern, rng.bits())
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::image::PAGE;
 
     fn page(block: u32, value: Value) -> Page {
         let mut out = [0xee; PAGE];
@@ -117,6 +147,7 @@ mod tests {
             for version in [1, 2, 70_000] {
                 let value = flavour.value(5, version);
                 assert_eq!(Value::recognise(5, &page(5, value)), Some(value));
+                assert!(!flavour.value(5, version + 1).is_in(5, &page(5, value)));
                 assert_ne!(flavour.value(5, version + 1), value);
                 if let Value::Stamp { .. } = value {
                     assert_eq!(Value::recognise(6, &page(5, value)), None);
@@ -141,6 +172,7 @@ mod tests {
             let mut flipped = page(1, old);
             flipped[byte] ^= 4;
             assert_ne!(Value::recognise(1, &flipped), Some(old));
+            assert!(!old.is_in(1, &flipped));
         }
         let mut zeros = [0; PAGE];
         zeros[77] = 1;

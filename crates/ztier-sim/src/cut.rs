@@ -7,7 +7,6 @@
 
 use crate::image::{Image, PAGE, Page, SECTOR, Slot, bytes};
 use crate::rng::Rng;
-use std::sync::Arc;
 
 /// The pages of one write: page number and content.
 pub type Pages = Vec<(u32, Slot)>;
@@ -146,7 +145,7 @@ fn tear(image: &mut Image, write: &Pages, rng: &mut Rng, tearing: &Tearing) {
             if let Some(at) = spoilt {
                 spoil(&mut mixed[at * SECTOR..][..SECTOR], bytes(slot), at, rng);
             }
-            image.set(*page as usize, Some(Arc::new(mixed)));
+            image.set(*page as usize, crate::image::slot(mixed));
         }
     }
 }

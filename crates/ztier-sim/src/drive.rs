@@ -8,13 +8,13 @@
 
 use crate::cut::{Pages, Tearing, strike};
 use crate::fault::{Effect, Fault, Faults, POWER_CUT};
-use crate::image::{Image, PAGE, SECTOR, bytes, slots};
+use crate::image::{self, Image, PAGE, SECTOR, bytes, slots};
 use crate::rng::{Rng, mix};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use ztier::media::{ALIGN, Action, Drive, DriveError};
+use ztier::media::{ALIGN, Action, Buffer, Drive, DriveError};
 
 /// The power supply that drives share. It can be set to fail after a number of operations.
 #[derive(Debug)]
@@ -228,10 +228,10 @@ impl SimDrive {
     ///
     /// # Errors
     /// Planned faults.
-    pub fn finish(&self, id: u64) -> Result<Vec<u8>, DriveError> {
+    pub fn finish(&self, id: u64) -> Result<Buffer, DriveError> {
         let mut state = self.state.lock();
         let flight = state.flying.remove(&id).expect("only what has begun ends");
-        let mut data = vec![0; flight.request.reads()];
+        let mut data = Buffer::new(flight.request.reads());
         state.carry_out(flight, true, &mut data).map(|()| data)
     }
 
@@ -321,7 +321,7 @@ impl SimDrive {
         for (_, slot) in versions.filter(|(index, _)| *index as usize == page) {
             let mut flipped = *bytes(slot);
             flipped[byte] ^= 1 << bit;
-            *slot = Some(Arc::new(flipped));
+            *slot = image::slot(flipped);
         }
     }
 
@@ -450,7 +450,7 @@ impl State {
         if let Some((page, slot)) = pages.last_mut().filter(|_| rest > 0) {
             let mut mixed = *self.current.page(*page as usize);
             mixed[..rest * SECTOR].copy_from_slice(&bytes(slot)[..rest * SECTOR]);
-            *slot = Some(Arc::new(mixed));
+            *slot = image::slot(mixed);
         }
         pages
     }

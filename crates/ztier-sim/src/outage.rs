@@ -12,12 +12,12 @@ use crate::oracle::{self, Seen};
 use crate::program::{Cut, Side, Step};
 use crate::rng::Rng;
 use crate::trouble::{Kind, Trouble};
-use crate::volume::{Opening, Volume};
+use crate::volume::{Opening, Volume, new_memory};
 use crate::world::World;
 use std::sync::Arc;
 use ztier::log::OpenError;
 use ztier::log::disk::format::{Header, SUPER_AT, Superblock};
-use ztier::media::{ChangeCounter, Memory};
+use ztier::media::ChangeCounter;
 
 impl World<'_> {
     /// The power goes and comes back.
@@ -80,7 +80,7 @@ impl World<'_> {
 
     pub(crate) fn lose_power(&mut self, rng: &mut Rng) {
         self.stats.cuts += 1;
-        self.memory = Memory::default();
+        self.memory = new_memory();
         self.log.cut(rng, &self.setup.log_tearing);
         self.backing.cut(rng, &self.setup.backing_tearing);
     }
@@ -119,7 +119,9 @@ impl World<'_> {
             result = Volume::open_in(self.setup, &self.log, rng.bits(), opening, &self.memory);
         }
         self.note_faults(fired);
-        self.volume = result.map_err(|why| self.refused(&why))?;
+        let mut volume = result.map_err(|why| self.refused(&why))?;
+        volume.take_codec(&mut self.volume);
+        self.volume = volume;
         self.stats.recoveries += 1;
         self.is_bare = false;
         self.forgiven = self.fired();

@@ -9,14 +9,26 @@ use crate::drive::SimDrive;
 use crate::image::{Image, PAGE, Page};
 use crate::oracle::Seen;
 use crate::program::Setup;
-use ztier::codec::{Codec, Coding, Encoded};
+use std::sync::Arc;
+use ztier::codec::{Algorithm, Codec, Coding, Encoded};
 use ztier::log::disk::cluster::{self, Unpacked};
 use ztier::log::disk::format::{CLUSTER, IDENTITY, Kind, Seed, crc};
 use ztier::log::{
     self, Command, Core, Fills, Found, Kept, OpenError, Options, Outcome, Reading, Refused, Report,
     Token, Writeback,
 };
-use ztier::media::Memory;
+use ztier::media::{Memory, Spares};
+
+thread_local! {
+    /// Memory files that no volume of this thread uses any more. A run of many short recoveries
+    /// would otherwise spend its time making and mapping files.
+    static SPARES: Arc<Spares> = Arc::default();
+}
+
+/// Memory that no process has used: empty files.
+pub fn new_memory() -> Memory {
+    SPARES.with(Memory::of_spares)
+}
 
 /// The source of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +63,9 @@ pub struct Volume {
     /// The result of opening.
     pub report: Report,
     writeback: Option<Writeback>,
-    codec: Codec,
+    algorithm: Algorithm,
+    /// Made when it is needed first: to make one takes longer than a short recovery.
+    codec: Option<Codec>,
     payload: Vec<u8>,
     cluster: Vec<u8>,
     unpacked: Unpacked,
@@ -79,7 +93,7 @@ impl Volume {
         epoch: u64,
         opening: Opening,
     ) -> Result<Self, OpenError> {
-        Self::open_in(setup, log, epoch, opening, &Memory::default())
+        Self::open_in(setup, log, epoch, opening, &new_memory())
     }
 
     /// Opens a log with memory that another process may have used.
@@ -113,12 +127,19 @@ impl Volume {
             core,
             report,
             writeback: None,
-            codec: Codec::new(setup.algorithm),
+            algorithm: setup.algorithm,
+            codec: None,
             payload: vec![0; PAGE],
             cluster: Vec::new(),
             unpacked: Unpacked::default(),
             page: Box::new([0; PAGE]),
         })
+    }
+
+    /// Takes the compressor's memory over from a volume of the same setup that has ended. Nothing
+    /// else: no block has an influence on how the next one is compressed.
+    pub fn take_codec(&mut self, ended: &mut Self) {
+        self.codec = ended.codec.take();
     }
 
     /// Reserves a place for a block; `None` if the header says all and no payload has to be filled
@@ -129,15 +150,16 @@ impl Volume {
     pub fn reserve(&mut self, block: u32, page: &Page) -> Result<Option<Reserved>, Refused> {
         let block = u64::from(block);
         self.payload.resize(PAGE, 0);
-        let (len, kind) = match self.codec.encode(page, &mut self.payload) {
-            Encoded::Same(0) => return self.core.discard(block, 1).map(|_| None),
-            Encoded::Same(word) => {
-                let both = u64::from(word) << 32 | u64::from(word);
-                self.payload[..8].copy_from_slice(&both.to_le_bytes());
-                (8, Kind::Same)
-            }
-            Encoded::Payload(len, coding) => (len, kind_of(coding)),
-        };
+        let (len, kind) =
+            match made(&mut self.codec, self.algorithm).encode(page, &mut self.payload) {
+                Encoded::Same(0) => return self.core.discard(block, 1).map(|_| None),
+                Encoded::Same(word) => {
+                    let both = u64::from(word) << 32 | u64::from(word);
+                    self.payload[..8].copy_from_slice(&both.to_le_bytes());
+                    (8, Kind::Same)
+                }
+                Encoded::Payload(len, coding) => (len, kind_of(coding)),
+            };
         let payload = self.payload[..len].to_vec();
         self.reserve_payload(block, kind, payload).map(Some)
     }
@@ -156,7 +178,7 @@ impl Volume {
     /// Compresses the blocks of a cluster for [`Volume::reserve_cluster`]; `false` if they do not
     /// get smaller.
     pub fn pack(&mut self, pages: &[Page; CLUSTER]) -> bool {
-        cluster::encode(&mut self.codec, pages, &mut self.cluster)
+        cluster::encode(made(&mut self.codec, self.algorithm), pages, &mut self.cluster)
     }
 
     /// Makes a payload that is no encoding of a cluster.
@@ -206,14 +228,15 @@ impl Volume {
     /// Appends a copy of a block that was read when `token` was taken; returns whether it did.
     pub fn keep(&mut self, block: u32, token: Token, page: &Page) -> bool {
         self.payload.resize(PAGE, 0);
-        let (len, kind) = match self.codec.encode(page, &mut self.payload) {
-            Encoded::Same(word) => {
-                let both = u64::from(word) << 32 | u64::from(word);
-                self.payload[..8].copy_from_slice(&both.to_le_bytes());
-                (8, Kind::Same)
-            }
-            Encoded::Payload(len, coding) => (len, kind_of(coding)),
-        };
+        let (len, kind) =
+            match made(&mut self.codec, self.algorithm).encode(page, &mut self.payload) {
+                Encoded::Same(word) => {
+                    let both = u64::from(word) << 32 | u64::from(word);
+                    self.payload[..8].copy_from_slice(&both.to_le_bytes());
+                    (8, Kind::Same)
+                }
+                Encoded::Payload(len, coding) => (len, kind_of(coding)),
+            };
         self.core.keep(block.into(), token, kind, &self.payload[..len])
     }
 
@@ -254,7 +277,8 @@ impl Volume {
 
     fn decode(&mut self, block: u32, kind: Kind, payload: &[u8]) -> bool {
         let out = std::slice::from_mut(&mut *self.page);
-        self.unpacked.decode(&mut self.codec, kind, payload, block.into(), out)
+        let codec = made(&mut self.codec, self.algorithm);
+        self.unpacked.decode(codec, kind, payload, block.into(), out)
     }
 
     /// The next command of the core or the window.
@@ -324,47 +348,38 @@ impl Volume {
                     Found::Backing => self.core.locate_copy(block.into(), &mut payloads[i]),
                     _ => None,
                 };
-                let page = match copy.unwrap_or(*here) {
-                    Found::Zeros => {
-                        seen.push(Seen::Value(Value::Zero));
-                        continue;
-                    }
-                    Found::Filling => {
-                        seen.push(Seen::Foreign);
-                        continue;
-                    }
-                    Found::Lost => None,
-                    Found::Backing => Some(backing.page(block as usize)),
+                seen.push(match copy.unwrap_or(*here) {
+                    Found::Zeros => Seen::Value(Value::Zero),
+                    Found::Filling => Seen::Foreign,
+                    Found::Lost => Seen::Lost,
+                    Found::Backing => on_backing(&backing, block),
                     Found::Memory(kind) => {
                         last = None;
                         self.payload.clone_from(&payloads[i]);
-                        self.decoded(block, kind)
+                        in_log(block, self.decoded(block, kind))
                     }
                     Found::Log(reading) => {
                         self.core.release(&reading);
                         let payload = payload(&log, &reading);
+                        let found = in_log(block, self.verified(&reading, reading.check, &payload));
                         last = Some((reading, payload));
-                        let found =
-                            last.as_ref().map(|(r, p)| self.verified(r, r.check, p).is_some());
-                        if copy.is_some() && found == Some(false) {
+                        if copy.is_some() && found == Seen::Lost {
                             self.core.drop_copy(&reading, block.into());
-                            Some(backing.page(block as usize))
+                            on_backing(&backing, block)
                         } else {
-                            last.as_ref().and_then(|(r, p)| self.verified(r, r.check, p))
+                            found
                         }
                     }
-                    Found::Before(check) => match &last {
-                        Some((reading, payload)) => {
-                            let seed = Seed { block: block.into(), ..reading.seed };
-                            self.verified(&Reading { seed, ..*reading }, check, payload)
-                        }
-                        None => self.decoded(block, Kind::Cluster),
-                    },
-                };
-                seen.push(match page.map(|page| Value::recognise(block, page)) {
-                    None => Seen::Lost,
-                    Some(None) => Seen::Foreign,
-                    Some(Some(value)) => Seen::Value(value),
+                    Found::Before(check) => {
+                        let page = match &last {
+                            Some((reading, payload)) => {
+                                let seed = Seed { block: block.into(), ..reading.seed };
+                                self.verified(&Reading { seed, ..*reading }, check, payload)
+                            }
+                            None => self.decoded(block, Kind::Cluster),
+                        };
+                        in_log(block, page)
+                    }
                 });
             }
         }
@@ -372,14 +387,31 @@ impl Volume {
     }
 }
 
+/// What a read of a block finds that the log has; `None`: it is damaged there.
+fn in_log(block: u32, page: Option<&Page>) -> Seen {
+    page.map_or(Seen::Lost, |page| Value::recognise(block, page).map_or(Seen::Foreign, Seen::Value))
+}
+
+/// What a read of a block finds that the backing store has.
+fn on_backing(backing: &Image, block: u32) -> Seen {
+    backing.value(block).map_or(Seen::Foreign, Seen::Value)
+}
+
 /// The payload bytes of a reading.
 fn payload(log: &Image, reading: &Reading) -> Vec<u8> {
-    let skip = (reading.at % PAGE as u64) as usize;
-    let mut buffer = vec![0; (skip + reading.len as usize).next_multiple_of(PAGE)];
-    log.read(reading.at - skip as u64, &mut buffer);
-    buffer.drain(..skip);
-    buffer.truncate(reading.len as usize);
-    buffer
+    let mut payload = Vec::with_capacity(reading.len as usize);
+    let (mut page, mut from) = ((reading.at / PAGE as u64) as usize, reading.at as usize % PAGE);
+    while payload.len() < reading.len as usize {
+        let left = reading.len as usize - payload.len();
+        payload.extend_from_slice(&log.page(page)[from..PAGE.min(from + left)]);
+        (page, from) = (page + 1, 0);
+    }
+    payload
+}
+
+/// The codec, which is made if there is none.
+fn made(codec: &mut Option<Codec>, algorithm: Algorithm) -> &mut Codec {
+    codec.get_or_insert_with(|| Codec::new(algorithm))
 }
 
 /// The log's record kind for a coding.

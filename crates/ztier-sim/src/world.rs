@@ -11,7 +11,7 @@ use crate::image::{Image, PAGE, Page};
 use crate::program::{Program, Setup, Side, Step};
 use crate::rng::Rng;
 use crate::trouble::{Kind, Trouble, caught};
-use crate::volume::{Source, Volume};
+use crate::volume::{Source, Volume, new_memory};
 use crate::writers::Writer;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -101,9 +101,10 @@ pub struct World<'p> {
     pub(crate) power: Arc<Power>,
     pub(crate) log: SimDrive,
     pub(crate) backing: SimDrive,
-    pub(crate) volume: Volume,
-    /// State that outlives the process, but no power cut.
+    /// State that outlives the process, but no power cut. Above the volume, so that it ends first:
+    /// then nothing refers to the volume's files any more, and the next run uses them.
     pub(crate) memory: Memory,
+    pub(crate) volume: Volume,
     pub(crate) history: History,
     /// Writers between reserving and filling.
     pub(crate) writers: Vec<Writer>,
@@ -175,7 +176,7 @@ fn preloaded(setup: &Setup) -> Vec<Value> {
 }
 
 /// An image of a whole volume.
-pub(crate) fn image_of(state: &[Value]) -> Image {
+fn image_of(state: &[Value]) -> Image {
     let mut image = Image::new((state.len() * PAGE) as u64);
     for (block, value) in state.iter().enumerate().filter(|(_, v)| **v != Value::Zero) {
         value.fill(block as u32, image.page_mut(block));
@@ -197,7 +198,7 @@ impl<'p> World<'p> {
         let state = preloaded(setup);
         let log = SimDrive::new("log", setup.log, power.clone());
         let backing = SimDrive::holding("backing", image_of(&state), power.clone());
-        let memory = Memory::default();
+        let memory = new_memory();
         let volume = Volume::create(setup, &log, &memory)
             .map_err(|e| Trouble::new(Kind::Refused, format!("the first time: {e}")))?;
         let before = [log.counts().0, backing.counts().0];

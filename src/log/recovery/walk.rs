@@ -17,7 +17,7 @@ use crate::log::planted::{self, Bug, mark};
 use crate::media::{ALIGN, Buffer, Drive, DriveError};
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 /// Segments behind the end of the chain that are searched for the next chunk, or for a sign of
 /// damage: this many, or as many as take [`AHEAD_BYTES`] if these are more.
@@ -85,20 +85,40 @@ struct Ahead<'a> {
     durable: u64,
 }
 
+/// Bytes of the log.
+enum Bytes<'a> {
+    /// They were read ahead.
+    There(&'a [u8]),
+    /// They have been read now.
+    Read(Buffer),
+}
+
+impl Deref for Bytes<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::There(bytes) => bytes,
+            Self::Read(buffer) => buffer,
+        }
+    }
+}
+
 impl Ahead<'_> {
-    /// Reads bytes of the log, from the readahead if that has them.
-    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), DriveError> {
+    /// Bytes of the log, from the readahead if that has them; `at` and `len` are aligned.
+    fn read(&self, at: u64, len: usize) -> Result<Bytes<'_>, DriveError> {
         let before = self.parts.range(..=at).next_back().map(|(from, part)| (*from, part));
         let whole = self.whole.iter().map(|(from, segment)| (*from, segment));
         let there = before.into_iter().chain(whole).find_map(|(from, part)| {
             let from = usize::try_from(at.checked_sub(from)?).ok()?;
-            part.get(from..)?.get(..out.len())
+            part.get(from..)?.get(..len)
         });
-        match there {
-            Some(bytes) => out.copy_from_slice(bytes),
-            None => self.log.read(at, out)?,
+        if let Some(bytes) = there {
+            return Ok(Bytes::There(bytes));
         }
-        Ok(())
+        let mut buffer = Buffer::new(len);
+        self.log.read(at, &mut buffer)?;
+        Ok(Bytes::Read(buffer))
     }
 
     /// Reads this segment and the next one ahead, if they are not there yet, but nothing behind
@@ -141,7 +161,8 @@ impl Ahead<'_> {
         if self.whole.as_ref().is_some_and(|(there, _)| *there == at) {
             return;
         }
-        let mut bytes = Buffer::new(self.sb.segment as usize);
+        let earlier = self.whole.take().map(|(_, bytes)| bytes);
+        let mut bytes = earlier.unwrap_or_else(|| Buffer::new(self.sb.segment as usize));
         self.whole = self.log.read(at, &mut bytes).is_ok().then_some((at, bytes));
     }
 }
@@ -294,8 +315,7 @@ impl<'a> Walk<'a> {
     /// segment's first chunk, which has the summary.
     fn summary_of(&self, first: &Header) -> Option<(Summary, Header)> {
         let at = self.sb.place(first.segment + 1);
-        let mut front = Buffer::new(ALIGN);
-        self.ahead.read(at, &mut front).ok()?;
+        let front = self.ahead.read(at, ALIGN).ok()?;
         let (header, _) = Header::decode(&front[..HEADER])?;
         let placed = header.segment == first.segment + 1
             && header.offset == 0
@@ -326,8 +346,8 @@ impl<'a> Walk<'a> {
         let from = data.offset as usize;
         let aligned = from / ALIGN * ALIGN;
         let end = from + data.len as usize;
-        let mut bytes = Buffer::new(end.next_multiple_of(ALIGN) - aligned);
-        self.ahead.read(at + aligned as u64, &mut bytes).ok()?;
+        let len = end.next_multiple_of(ALIGN) - aligned;
+        let bytes = self.ahead.read(at + aligned as u64, len).ok()?;
         let payload = bytes.get(from - aligned..end - aligned)?;
         let Header { epoch, segment, .. } = *header;
         let seed = Seed { epoch, segment, offset: data.offset, block: data.block };
@@ -366,14 +386,13 @@ impl<'a> Walk<'a> {
         (self.segment + ahead).min(self.last())
     }
 
-    /// Reads bytes of the log; `false` if the read fails and losses are accepted.
-    fn get(&self, at: u64, out: &mut [u8]) -> Result<bool, OpenError> {
-        let read = self.ahead.read(at, out);
-        match read {
-            Ok(()) => Ok(true),
+    /// Bytes of the log; `None` if the read fails and losses are accepted.
+    fn get(&self, at: u64, len: usize) -> Result<Option<Bytes<'_>>, OpenError> {
+        match self.ahead.read(at, len) {
+            Ok(bytes) => Ok(Some(bytes)),
             Err(_) if self.accept_loss => {
                 self.unread.set(self.unread.get() + 1);
-                Ok(false)
+                Ok(None)
             }
             Err(e) => Err(OpenError::Unread(e)),
         }
@@ -385,10 +404,7 @@ impl<'a> Walk<'a> {
             return Ok(Here::Nothing);
         }
         let at = self.sb.place(segment) + u64::from(offset);
-        let mut front = Buffer::new(ALIGN);
-        if !self.get(at, &mut front)? {
-            return Ok(Here::Nothing);
-        }
+        let Some(front) = self.get(at, ALIGN)? else { return Ok(Here::Nothing) };
         let Some((mut header, sum)) = Header::decode(&front[..HEADER]) else {
             return Ok(Here::Nothing);
         };
@@ -417,10 +433,7 @@ impl<'a> Walk<'a> {
             return Ok(read_table(header, &front[header.table_at()..]));
         }
         let from = header.table_at() / ALIGN * ALIGN;
-        let mut end = Buffer::new(len - from);
-        if !self.get(at + from as u64, &mut end)? {
-            return Ok(None);
-        }
+        let Some(end) = self.get(at + from as u64, len - from)? else { return Ok(None) };
         Ok(read_table(header, &end[header.table_at() - from..]))
     }
 
@@ -493,16 +506,15 @@ impl<'a> Walk<'a> {
     /// The payloads of the `i`-th chunk that do not verify.
     pub fn unfit(&self, i: usize) -> Result<Vec<Data>, OpenError> {
         let (header, entries) = &self.chunks[i];
-        let mut bytes = Buffer::new(header.len as usize);
         let at = self.sb.place(header.segment) + u64::from(header.offset);
-        let there = self.get(at, &mut bytes)?;
+        let bytes = self.get(at, header.len as usize)?;
         let Header { epoch, segment, .. } = *header;
         let mut sums = Sums::default();
         let unfit = entries.iter().filter_map(|entry| {
             let Entry::Data(d) = entry else { return None };
             let from = (d.offset - header.offset) as usize;
             let seed = Seed { epoch, segment, offset: d.offset, block: d.block };
-            let payload = bytes.get(from..from + d.len as usize).filter(|_| there);
+            let payload = bytes.as_ref().and_then(|bytes| bytes.get(from..from + d.len as usize));
             let fits = payload.is_some_and(|payload| sums.fits(&seed, payload, d.check));
             (!fits).then_some(*d)
         });
