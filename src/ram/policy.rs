@@ -62,11 +62,8 @@ const RESERVE_PART: u64 = 16;
 /// Frames that a volume that carries swap keeps ready, for a `limit`: enough for what the machine
 /// swaps out in one go, or, if it is to be `small`, for what is on its way while it is refilled.
 pub fn mempool(limit: u64, segment: u32, small: bool) -> usize {
-    let (part, most) = if small {
-        (MEMPOOL_SMALL_PART, MEMPOOL_SMALL)
-    } else {
-        (MEMPOOL_PART, MEMPOOL_MOST)
-    };
+    let (part, most) =
+        if small { (MEMPOOL_SMALL_PART, MEMPOOL_SMALL) } else { (MEMPOOL_PART, MEMPOOL_MOST) };
     let bytes = (limit / part).min(most);
     (bytes / u64::from(segment)).max(MEMPOOL_LEAST) as usize
 }

@@ -8,9 +8,11 @@ use super::Disk;
 use crate::report::warn;
 use crate::sys::command::{run, undo};
 use crate::sys::remains::{Volume, is_gone};
+use crate::sys::usage::memory_with_children;
 use crate::sys::workdir::WorkDir;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use ztier::error::{Context, Error, Result};
@@ -27,6 +29,8 @@ pub struct Up {
     endpoint: PathBuf,
     /// Directory for the machine's record of the log.
     state: WorkDir,
+    /// The daemon's process, once it was asked for.
+    pid: OnceLock<u32>,
 }
 
 impl Up {
@@ -105,7 +109,7 @@ impl Up {
         let variable = format!("ZTIER_STATE_DIR={}", state.path().display());
         // Also after a failed, late or interrupted command there may be a volume: the guard comes
         // first.
-        let mut new = Self { binary, name, endpoint: PathBuf::new(), state };
+        let mut new = Self { binary, name, endpoint: PathBuf::new(), state, pid: OnceLock::new() };
         let up = [&variable, &*new.binary.to_string_lossy(), "up", &new.name];
         let text = match join.map(Path::to_string_lossy) {
             None => run(Path::new("env"), &[&up[..], args].concat(), LIMIT)?,
@@ -162,14 +166,28 @@ impl Up {
         serde_json::from_str(&text).context("`ztier status --json` is no JSON")
     }
 
+    /// The daemon's process.
+    fn pid(&self) -> Result<u32> {
+        let lacks = || Error::failure("`ztier status --json` lacks the daemon's process");
+        self.status()?["pid"].as_u64().and_then(|pid| pid.try_into().ok()).ok_or_else(lacks)
+    }
+
+    /// Bytes of memory that its daemon, memory holder and ballast have, as long as the daemon is
+    /// the first one; asks no process.
+    ///
+    /// # Errors
+    /// The error of `ztier`, or the daemon is gone.
+    pub fn all_memory(&self) -> Result<u64> {
+        // No process has the number 0.
+        memory_with_children(*self.pid.get_or_init(|| self.pid().unwrap_or(0)))
+    }
+
     /// Bytes of memory that only its daemon has.
     ///
     /// # Errors
     /// The error of `ztier`.
     pub fn memory(&self) -> Result<u64> {
-        let status = self.status()?;
-        let lacks = || Error::failure("`ztier status --json` lacks the daemon's process");
-        let pid = status["pid"].as_u64().ok_or_else(lacks)?;
+        let pid = self.pid()?;
         let path = format!("/proc/{pid}/status");
         let text = std::fs::read_to_string(&path).context(format!("cannot read {path}"))?;
         let kib = |key: &str| {

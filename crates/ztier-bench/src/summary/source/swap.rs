@@ -24,13 +24,19 @@ pub const SOURCE: Source = Source {
 
 const PART: &str = "001 ramzswap";
 
-const MAIN: [Wanted; 14] = [
+const MAIN: [Wanted; 15] = [
     wanted("vs_disk_swap", "time on disk swap ÷ ours", AtLeast(1.5), Some(1.5)),
     wanted("vs_kernel_zram", "time on kernel zram, lz4 ÷ ours", AtLeast(0.9), None),
     wanted(
         "vs_kernel_zram_at_its_best",
         "time on kernel zram, lz4, at the better vm.page-cluster for it ÷ ours",
         No,
+        None,
+    ),
+    wanted(
+        "memory_vs_kernel_zram",
+        "memory of load and pages, with all processes ÷ that with kernel zram, lz4",
+        AtMost(1.08),
         None,
     ),
     wanted("vs_zswap", "time on zswap ÷ ours", No, None),
@@ -71,9 +77,15 @@ const MAIN: [Wanted; 14] = [
     wanted("spill_vs_zswap", "half spilled ÷ zswap, times", AtMost(1.0), None),
 ];
 /// The same in a virtual machine, by ublk.
-const INSIDE: [Wanted; 3] = [
+const INSIDE: [Wanted; 4] = [
     wanted("vs_disk_swap", "time on disk swap ÷ ours", AtLeast(1.5), None),
     wanted("vs_kernel_zram", "time on kernel zram, lz4 ÷ ours", AtLeast(1.0), None),
+    wanted(
+        "memory_vs_kernel_zram",
+        "memory of load and pages, with all processes ÷ that with kernel zram, lz4",
+        AtMost(1.08),
+        None,
+    ),
     wanted(
         "swap_in_p99_vs_median",
         "reads, in the daemon: time that 99 of 100 take at most ÷ the median",

@@ -147,7 +147,7 @@ impl Contender {
         if in_group && limit.is_some_and(Limit::counts_zswap) {
             return Some(0);
         }
-        self.memory_max().or(seen)
+        self.memory_max().max(seen)
     }
 }
 

@@ -256,7 +256,7 @@ impl Turns<'_> {
 /// Half of ztier's maximum memory so far, with everything in memory.
 fn half_of_memory(all: &[Runs]) -> Option<u64> {
     let ours = all.iter().find(|runs| runs.system == System::Ztier)?;
-    Some(ours.found.last()?.store? / 2)
+    Some(ours.found.last()?.counters?.memory_max / 2)
 }
 
 /// The machine's setting of vm.page-cluster.

@@ -219,6 +219,10 @@ pub fn ratios(report: &mut Report, suffix: &str, all: &[Runs]) {
     };
     if let Some(ours) = runs_of(all, System::Ztier) {
         let zram = if ours.found[0].ublk { 1.0 } else { 0.9 };
+        if let Some(zram) = runs_of(all, System::ZramLz4) {
+            let value = ours.middle(all_memory) / zram.middle(all_memory);
+            ratio("memory_vs_kernel_zram", value, Goal::AtMost(1.08));
+        }
         for (system, name, goal) in [
             (System::Disk, "vs_disk_swap", Goal::AtLeast(1.5)),
             (System::ZramLz4, "vs_kernel_zram", Goal::AtLeast(zram)),

@@ -354,11 +354,13 @@ impl Contender {
         match &self.behind {
             Behind::Zram(zram) => Some(zram.mm_stat().ok()?.mem_used_total + zram.table_bytes()),
             Behind::Zswap(..) => zswap::memory().ok(),
+            Behind::Ztier(up) | Behind::Spill(up, _) => up.all_memory().ok(),
             _ => None,
         }
     }
 
-    /// Maximum memory of the compressed pages, where it is counted.
+    /// Maximum memory of the compressed pages, where it is counted; for ztier, without what its
+    /// processes have beside the volume.
     pub fn memory_max(&self) -> Option<u64> {
         match &self.behind {
             Behind::Zram(zram) => Some(zram.mm_stat().ok()?.mem_used_max + zram.table_bytes()),
