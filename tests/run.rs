@@ -221,9 +221,13 @@ fn slots_are_freed_when_their_pages_are_back() {
         assert!(status["ballast_bytes"].as_u64().unwrap_or(0) == 0, "{status}");
         bytes(status) > 88
     });
-    // With it, those that are not, and freed ones whose places are not overwritten yet.
+    // With it, or a limit of the cgroup, those that are not, and freed ones whose places are not overwritten yet.
     going_over(&sandbox, "auto", &[], |status| {
-        let there = status["ballast_bytes"].as_u64().unwrap_or(0) > 0 && holders("auto") == 1;
+        let Some(group) = status["job"]["cgroup"].as_str() else { return false };
+        let there = match fs::read_to_string(Path::new(group).join("memory.swap.high")) {
+            Ok(high) => high.trim() != "max",
+            Err(_) => status["ballast_bytes"].as_u64().unwrap() > 0 && holders("auto") == 1,
+        };
         there && read(status) > 200 && bytes(status) < 70
     });
     assert_eq!(holders("auto"), 0);
@@ -234,14 +238,16 @@ fn slots_are_freed_when_their_pages_are_back() {
 fn ballast_gives_way_to_pages() {
     let Some((turn, sandbox)) = place() else { return };
     let json = sandbox.path().join("took.json");
-    // Ballast begins at 8 MiB of use; all of the 128 MiB are for the program in the end.
+    // At first half of the 128 MiB are ballast, in the end hardly any are free.
     let flags = ["--mem", "32M", "--swap-size", "128M", "--json", json.to_str().unwrap()];
-    let (done, took) = measured(&sandbox, &flags, "150 2 0", &json);
+    let (done, took) = measured(&sandbox, &flags, "140 2 0", &json);
     assert_eq!(took["oom_kills"], 0, "{done:?}: {took}");
-    assert!(took["swap_peak_bytes"].as_u64().unwrap() > 110 << 20, "{took}");
+    // Not all kernels report it.
+    let peak = took["swap_peak_bytes"].as_u64();
+    assert!(peak.is_none_or(|bytes| bytes > 100 << 20), "{took}");
     let peaks = ["with_store_peak_bytes", "without_swap_peak_bytes"];
     let [with, without] = peaks.map(|key| took[key].as_u64().unwrap());
-    assert!(with > 32 << 20 && without > 150 << 20 && without < 160 << 20, "{took}");
+    assert!(with > 32 << 20 && without > 140 << 20 && without < 150 << 20, "{took}");
     nothing_left(&turn, &sandbox);
 }
 

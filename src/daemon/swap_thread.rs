@@ -33,10 +33,12 @@ impl Lever {
     /// That of `running`, whose `device` is swap. `ballast` will have the bytes of its ballast.
     fn of(running: &Running, device: PathBuf, when: Ballast, ballast: Arc<AtomicU64>) -> Self {
         let job = running.state.lock().plan.job.clone();
+        // A program of `ztier run` is going to swap.
+        let early = job.is_some();
         match (when, job.and_then(|job| SwapHigh::of(&job.cgroup))) {
             (Ballast::Off, _) => Self::None,
             (Ballast::Auto, Some(of_group)) => Self::SwapHigh(of_group),
-            _ => Self::Ballast(Fitting::new(running.name.clone(), device, when, ballast)),
+            _ => Self::Ballast(Fitting::new(running.name.clone(), device, (when, early), ballast)),
         }
     }
 

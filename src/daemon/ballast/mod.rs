@@ -39,8 +39,9 @@ const CHUNK: u64 = 2 << 20;
 const GROWTH: u64 = 64 << 20;
 /// A smaller swap area could be filled faster than ballast gives way.
 const LEAST_AREA: u64 = 64 << 20;
-/// There is ballast only while this part of the area, and [`LEAST_USE`], are in use: tables of the
-/// kernel for ballast take 5 MiB for each GiB, more than less use could save.
+/// There is ballast only while this part of the area, and [`LEAST_USE`], are in use, unless it is
+/// certain that the area will be used: tables of the kernel for ballast take 5 MiB for each GiB,
+/// more than less use could save.
 const USED_PART: u64 = 32;
 /// In bytes; see [`USED_PART`].
 const LEAST_USE: u64 = 8 << 20;
@@ -54,13 +55,13 @@ const PAUSE: Duration = Duration::from_millis(250);
 const REST: Duration = Duration::from_secs(60);
 
 /// Bytes of ballast for a swap area of `size` bytes with `used` bytes of other pages, if there are
-/// `held` already.
+/// `held` already. `early`: also while hardly any are used.
 ///
 /// Swap counts as full if `free × 2 < size`, where `free` is `size − used − ballast`. That holds
 /// for each `ballast > size / 2 − used`. The kernel's threshold is met with a quarter of `used` to
 /// spare, so that pages that come back do not end it at once.
-fn wanted(size: u64, used: u64, held: u64) -> u64 {
-    let least = LEAST_USE.max(size / USED_PART);
+fn wanted(size: u64, used: u64, held: u64, early: bool) -> u64 {
+    let least = if early { 0 } else { LEAST_USE.max(size / USED_PART) };
     let begins = if held > 0 { least / 2 } else { least };
     if size < LEAST_AREA || used < begins {
         return 0;
@@ -80,6 +81,7 @@ pub(super) struct Fitting {
     volume: String,
     device: PathBuf,
     when: Ballast,
+    early: bool,
     holder: Option<Holder>,
     /// Bytes of ballast, for other threads to read.
     held: Arc<AtomicU64>,
@@ -90,14 +92,15 @@ pub(super) struct Fitting {
 }
 
 impl Fitting {
-    /// No ballast yet, for the `device` of `volume`. `held` will always have its bytes.
+    /// No ballast yet, for the `device` of `volume`, whose swap area is certain to be used if
+    /// ballast is to begin `early`. `held` will always have its bytes.
     pub(super) fn new(
         volume: String,
         device: PathBuf,
-        when: Ballast,
+        (when, early): (Ballast, bool),
         held: Arc<AtomicU64>,
     ) -> Self {
-        Self { volume, device, when, holder: None, held, most: None, told: false }
+        Self { volume, device, when, early, holder: None, held, most: None, told: false }
     }
 
     /// Fits the ballast to the present use. Returns the time until the next look.
@@ -112,7 +115,8 @@ impl Fitting {
             return PAUSE;
         }
         let held = self.held.load(Ordering::Acquire);
-        let bytes = self.possible(wanted(swap.size, swap.used.saturating_sub(held), held));
+        let used = swap.used.saturating_sub(held);
+        let bytes = self.possible(wanted(swap.size, used, held, self.early));
         match self.fit(&swap, bytes) {
             Ok(0) => PAUSE,
             // There may be more to add.
@@ -193,10 +197,10 @@ mod tests {
     }
 
     /// The ballast after enough looks at the same use.
-    fn settled(size: u64, used: u64) -> u64 {
+    fn settled(size: u64, used: u64, early: bool) -> u64 {
         let mut held = 0;
         loop {
-            let next = wanted(size, used, held);
+            let next = wanted(size, used, held, early);
             assert!(next <= held + GROWTH);
             if next == held {
                 return held;
@@ -210,7 +214,7 @@ mod tests {
         for size in [64, 320, 1200, 16 << 10].map(|mib| mib * MIB) {
             let least = (size / USED_PART).max(LEAST_USE);
             for used in (1..100).map(|percent| size / 100 * percent) {
-                let ballast = settled(size, used);
+                let ballast = settled(size, used, false);
                 assert_eq!(used < least, ballast == 0 && !full(size, used, 0), "{size} {used}");
                 assert!(used < least || full(size, used, ballast), "{size} {used} {ballast}");
                 let room = size - used - ballast;
@@ -222,17 +226,21 @@ mod tests {
     #[test]
     fn ballast_gives_way_at_once_and_stays_at_a_use_that_varies() {
         let size = 1200 * MIB;
-        let held = settled(size, 400 * MIB);
+        let held = settled(size, 400 * MIB, false);
+        assert_eq!(settled(size, 400 * MIB, true), held);
+        assert_eq!(settled(size, 0, true), 600 * MIB);
         assert_eq!(held, 300 * MIB);
-        assert_eq!(wanted(size, 401 * MIB, held), 298 * MIB);
-        assert_eq!(wanted(size, 398 * MIB, held), held);
-        assert_eq!(wanted(size, 396 * MIB, held), held);
-        assert_eq!(wanted(size, 390 * MIB, held), 306 * MIB);
-        assert_eq!(wanted(size, 900 * MIB, held), 0);
+        assert_eq!(wanted(size, 401 * MIB, held, false), 298 * MIB);
+        assert_eq!(wanted(size, 398 * MIB, held, false), held);
+        assert_eq!(wanted(size, 396 * MIB, held, false), held);
+        assert_eq!(wanted(size, 390 * MIB, held, false), 306 * MIB);
+        assert_eq!(wanted(size, 900 * MIB, held, false), 0);
         // It ends at half of the use at which it begins.
-        assert!(wanted(size, 37 * MIB, 0) == 0 && wanted(size, 37 * MIB, held) > held);
-        assert_eq!(wanted(size, 18 * MIB, held), 0);
-        assert_eq!(wanted(LEAST_AREA - 1, 40 * MIB, 0), 0);
+        assert!(
+            wanted(size, 37 * MIB, 0, false) == 0 && wanted(size, 37 * MIB, held, false) > held
+        );
+        assert_eq!(wanted(size, 18 * MIB, held, false), 0);
+        assert_eq!(wanted(LEAST_AREA - 1, 40 * MIB, 0, false), 0);
     }
 
     #[test]

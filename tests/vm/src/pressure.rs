@@ -2,6 +2,9 @@
 //! group on this machine.
 
 use clap::{Args, ValueEnum};
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use ztier::config::size::parse_bytes;
@@ -117,9 +120,19 @@ impl Options {
     }
 
     fn group(&self) -> Result<()> {
-        let (program, ztier) = (ours(PROGRAM)?, ours("ztier")?);
         let place = tempfile::Builder::new().prefix("ztier-pressure-").tempdir();
         let place = place.context("cannot make a directory")?;
+        let mut command = self.group_command(place.path())?;
+        eprintln!("ztier-vm: a group of this machine, swap by FUSE and a loop device");
+        match command.status().context("cannot put a group under pressure")?.success() {
+            true => Ok(()),
+            false => Err(Error::failure("the group did not stand the pressure")),
+        }
+    }
+
+    /// The command that puts a group under pressure, with its files in `place`.
+    fn group_command(&self, place: &Path) -> Result<Command> {
+        let (program, ztier) = (ours(PROGRAM)?, ours("ztier")?);
         let path = std::env::var_os("PATH").unwrap_or_default();
         let own = ztier.parent().map(std::path::Path::to_owned);
         let path = std::env::join_paths(own.into_iter().chain(std::env::split_paths(&path)));
@@ -129,20 +142,44 @@ impl Options {
             .arg(program)
             .args(self.args("group"))
             .args(["--export", "fuse", "--memory", &self.group_memory.to_string(), "--file"])
-            .arg(place.path().join("probe"))
+            .arg(place.join("probe"))
             .env("PATH", path.context("cannot name the programs")?)
-            .env("ZTIER_RUN_DIR", place.path().join("run"))
-            .env("ZTIER_STATE_DIR", place.path().join("state"))
+            .env("ZTIER_RUN_DIR", place.join("run"))
+            .env("ZTIER_STATE_DIR", place.join("state"))
             .stdin(Stdio::null());
         if self.spill > 0 {
-            let below = place.path().join("spill");
-            command.arg("--spill-size").arg(self.spill.to_string());
+            let below = place.join("spill");
+            let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&below);
+            let made = file.and_then(|file| file.set_len(self.spill));
+            made.context(format!("cannot make {}", below.display()))?;
             command.arg("--spill").arg(below);
         }
-        eprintln!("ztier-vm: a group of this machine, swap by FUSE and a loop device");
-        match command.status().context("cannot put a group under pressure")?.success() {
-            true => Ok(()),
-            false => Err(Error::failure("the group did not stand the pressure")),
-        }
+        Ok(command)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Whole {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    /// The programs are built apart, and a run takes minutes.
+    #[test]
+    fn the_program_knows_all_that_a_group_is_given() {
+        let Whole { options } = Whole::parse_from(["pressure", "--ram-limit", "20%"]);
+        let place = tempfile::tempdir().unwrap();
+        let mut command = options.group_command(place.path()).unwrap();
+        // The first argument that is wrong is told.
+        let done = command.args(["--swap-size", "none"]).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(said.contains("invalid value 'none' for '--swap-size"), "{said}");
+        assert!(place.path().join("spill").metadata().unwrap().len() == options.spill);
     }
 }
