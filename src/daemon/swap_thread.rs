@@ -104,7 +104,7 @@ impl MachineMemory {
 
     fn look(&mut self, running: &Running) {
         self.looked = Some(Instant::now());
-        let machine = self.sampler.sample(None);
+        let machine = self.sampler.memory();
         self.plenty = machine
             .available_bytes
             .is_some_and(|bytes| is_plenty(bytes, machine.total_bytes, self.plenty));

@@ -67,19 +67,32 @@ impl Sampler {
         }
     }
 
+    /// How much memory there is, and how much is available, without looking at anything else.
+    pub fn memory(&mut self) -> Machine {
+        let machine = self.meminfo();
+        let Self { buffer, group, .. } = self;
+        group.as_ref().map_or(machine, |group| group.sample(machine, buffer))
+    }
+
+    fn meminfo(&mut self) -> Machine {
+        let text = read(self.meminfo.as_ref(), &mut self.buffer);
+        let number = |key| text.and_then(|text| pressure::meminfo(text, key));
+        Machine {
+            total_bytes: number("MemTotal").unwrap_or_else(machine::ram_bytes),
+            available_bytes: number("MemAvailable"),
+            ..Machine::default()
+        }
+    }
+
     /// The state of the machine now, for a volume that is `shown` as a device.
     pub fn sample(&mut self, shown: Option<Shown>) -> Machine {
-        let Self { buffer, meminfo, vmstat, pressure, disks, group } = self;
-        let text = read(meminfo.as_ref(), buffer);
-        let available = text.and_then(|text| pressure::meminfo(text, "MemAvailable"));
-        let total = text.and_then(|text| pressure::meminfo(text, "MemTotal"));
+        let machine = self.meminfo();
+        let Self { buffer, vmstat, pressure, disks, group, .. } = self;
         let disks = read(disks.as_ref(), buffer).and_then(|text| pressure::disk_reads(text, shown));
         let machine = Machine {
-            total_bytes: total.unwrap_or_else(machine::ram_bytes),
-            available_bytes: available,
             disk_reads: disks.map(|(reads, _)| reads),
             disk_busy_ns: disks.and_then(|(_, busy)| busy),
-            ..Machine::default()
+            ..machine
         };
         if let Some(group) = group {
             return group.sample(machine, buffer);
