@@ -221,7 +221,8 @@ fn slots_are_freed_when_their_pages_are_back() {
         assert!(status["ballast_bytes"].as_u64().unwrap_or(0) == 0, "{status}");
         bytes(status) > 88
     });
-    // With it, or a limit of the cgroup, those that are not, and freed ones whose places are not overwritten yet.
+    // With it, or with a limit of the cgroup, those that are not, and freed ones whose places are
+    // not overwritten yet.
     going_over(&sandbox, "auto", &[], |status| {
         let Some(group) = status["job"]["cgroup"].as_str() else { return false };
         let there = match fs::read_to_string(Path::new(group).join("memory.swap.high")) {
