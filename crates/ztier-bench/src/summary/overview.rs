@@ -213,13 +213,14 @@ mod tests {
             ],
         )]);
         let (counts, main) = grids(&run, &tables);
-        assert_eq!(counts[1], "Compressed swap|10|1|1|8");
+        assert_eq!(counts[1], "Compressed swap|12|1|1|10");
         let title = main.iter().position(|line| line.starts_with("Compressed swap|")).unwrap();
         let rows = &main[title + 1..];
         assert_eq!(rows[0], "time on disk swap ÷ ours|1.50|1.60|≥ 1.5|met");
         assert_eq!(rows[1], "time on kernel zram, lz4 ÷ ours|–|0.500|–|no target here");
-        assert!(rows[2].ends_with("|–|–|≥ 10|not measured"), "{rows:#?}");
-        assert!(rows[3].ends_with("|3.10|≤ 3|short"), "{rows:#?}");
+        assert!(rows[2].ends_with("|–|–|≤ 1.08|not measured"), "{rows:#?}");
+        assert!(rows[3].ends_with("|–|–|≥ 10|not measured"), "{rows:#?}");
+        assert!(rows[4].ends_with("|3.10|≤ 3|short"), "{rows:#?}");
     }
 
     #[test]

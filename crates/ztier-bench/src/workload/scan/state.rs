@@ -354,9 +354,11 @@ mod tests {
     #[test]
     fn ratios_say_how_many_times_as_fast_ours_is() {
         let all = |ublk| {
+            let mut zram = runs(System::ZramLz4, &[9.0, 3.0], 0, false);
+            zram.found.iter_mut().for_each(|m| m.store = Some(0));
             [
                 runs(System::Ztier, &[9.0, 2.0], 0, ublk),
-                runs(System::ZramLz4, &[9.0, 3.0], 0, false),
+                zram,
                 runs(System::Disk, &[9.0, 8.0], 1000, false),
                 runs(System::Zswap, &[9.0, 5.0], 400, false),
                 runs(System::Spill, &[9.0, 4.0], 200, ublk),
@@ -366,7 +368,8 @@ mod tests {
         };
         let json = ratios_of(&all(false), "");
         let expected = serde_json::json!({
-            "vs_kernel_zram": 1.5, "vs_disk_swap": 4.0, "vs_zswap": 2.5, "vs_modelled_disk": 30.0, "spill_vs_modelled_disk": 3.0,
+            "vs_kernel_zram": 1.5, "vs_disk_swap": 4.0, "vs_zswap": 2.5, "vs_modelled_disk": 30.0,
+            "spill_vs_modelled_disk": 3.0, "memory_vs_kernel_zram": 1.2,
             "swap_in_p99_vs_median": 4.0, "spill_vs_disk_swap": 2.0, "spill_vs_zswap": 0.8,
             "spill_bytes_vs_uncompressed": 0.4, "spill_bytes_vs_zswap": 0.5,
         });
