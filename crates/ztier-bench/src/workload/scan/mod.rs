@@ -253,10 +253,15 @@ impl Turns<'_> {
     }
 }
 
-/// Half of ztier's maximum memory so far, with everything in memory.
+/// The least memory, in bytes, with which ztier takes the swap of the smallest scan, with a MiB to
+/// spare.
+const LEAST_MEMORY: u64 = 17 << 20;
+
+/// Half of ztier's maximum memory so far, with everything in memory, or the least that it takes.
 fn half_of_memory(all: &[Runs]) -> Option<u64> {
     let ours = all.iter().find(|runs| runs.system == System::Ztier)?;
-    Some(ours.found.last()?.counters?.memory_max / 2)
+    let most = ours.found.last()?.counters?.memory_max;
+    Some((most / 2).max(LEAST_MEMORY))
 }
 
 /// The machine's setting of vm.page-cluster.
