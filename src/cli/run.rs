@@ -114,7 +114,8 @@ impl Run {
         let begun = Instant::now();
         // From here on signals go to the program.
         let relay = Relay::new()?;
-        let mut sampler = Sampler::new(&paths.volume(&stage.plan.name).control, &stage.job.cgroup);
+        let control = paths.volume(&stage.plan.name).control;
+        let mut sampler = Sampler::new(&control, stage.ready.pid, &stage.job.cgroup);
         let mut child = match self.start(&stage, &relay) {
             Ok(child) => child,
             Err(failed) => {

@@ -29,6 +29,8 @@ pub(super) struct SwapHigh {
     used: u64,
     /// The limit that is set; `None`: none.
     set: Option<u64>,
+    /// An earlier daemon may have left a limit.
+    inherited: bool,
 }
 
 impl SwapHigh {
@@ -36,7 +38,7 @@ impl SwapHigh {
     pub(super) fn of(group: &Path) -> Option<Self> {
         let above = group.parent()?;
         let is_unified = above.join("cgroup.controllers").exists();
-        is_unified.then(|| Self { group: group.to_owned(), used: 0, set: None })
+        is_unified.then(|| Self { group: group.to_owned(), used: 0, set: None, inherited: true })
     }
 
     /// Fits the limit to the present use. Returns the time until the next look.
@@ -45,13 +47,26 @@ impl SwapHigh {
         // Without the file the program has not begun, or has ended.
         let Ok(used) = text.trim().parse::<u64>() else { return PACE };
         let high = wanted(used, std::mem::replace(&mut self.used, used));
-        if high != self.set && (high.is_none() || !fits(self.set, used)) {
-            let text = high.map_or("max".to_owned(), |high| high.to_string());
-            if fs::write(self.group.join(HIGH), text).is_ok() {
-                self.set = high;
-            }
+        if self.inherited || high != self.set && (high.is_none() || !fits(self.set, used)) {
+            self.set(high);
         }
         pace(self.set, used)
+    }
+
+    fn set(&mut self, high: Option<u64>) {
+        let text = high.map_or("max".to_owned(), |high| high.to_string());
+        if fs::write(self.group.join(HIGH), text).is_ok() {
+            (self.set, self.inherited) = (high, false);
+        }
+    }
+}
+
+impl Drop for SwapHigh {
+    /// No limit stays that nothing follows.
+    fn drop(&mut self) {
+        if self.set.is_some() {
+            self.set(None);
+        }
     }
 }
 
@@ -119,14 +134,14 @@ mod tests {
         following.step();
         fs::create_dir(&group).unwrap();
         let put = |file: &str, text: &str| fs::write(group.join(file), text).unwrap();
-        put(HIGH, "max\n");
+        put(HIGH, "1000000\n");
         let high = || fs::read_to_string(group.join(HIGH)).unwrap();
         let mut at = |used: u64| {
             put(CURRENT, &format!("{used}\n"));
             following.step();
             high()
         };
-        assert_eq!(at(100 * MIB), "max\n");
+        assert_eq!(at(100 * MIB), "max", "whatever was set before");
         let first = (100 * MIB / 8 * 15).to_string();
         assert_eq!(at(100 * MIB), first);
         assert_eq!(at(104 * MIB), first);
@@ -134,5 +149,9 @@ mod tests {
         assert_eq!(at(120 * MIB), (120 * MIB / 8 * 15).to_string());
         assert_eq!(at(60 * MIB), (60 * MIB / 8 * 15).to_string());
         assert_eq!(at(MIB), "max");
+        at(60 * MIB);
+        assert_ne!(at(60 * MIB), "max");
+        drop(following);
+        assert_eq!(high(), "max");
     }
 }

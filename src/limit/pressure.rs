@@ -17,15 +17,6 @@ pub fn number(text: &str, key: &str) -> Option<u64> {
     })
 }
 
-/// The bytes after the word `key` of `meminfo`, which has a colon there and counts in KiB.
-pub fn meminfo(text: &str, key: &str) -> Option<u64> {
-    let kib = text.lines().find_map(|line| {
-        let rest = line.strip_prefix(key)?.strip_prefix(':')?;
-        rest.split_ascii_whitespace().next()?.parse::<u64>().ok()
-    })?;
-    kib.checked_mul(1024)
-}
-
 /// Refaults: pages of files that were read again after the kernel had dropped them. Kernels before
 /// Linux 5.9 do not tell them from other pages.
 pub fn refaults(text: &str) -> Option<u64> {
@@ -114,6 +105,7 @@ fn nvme(name: &str) -> Option<(&str, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::system::footprint::field;
     use proptest::prelude::*;
 
     const VMSTAT: &str = "nr_free_pages 5407657\nworkingset_nodes 10120\n\
@@ -125,10 +117,6 @@ mod tests {
 
     #[test]
     fn what_kernels_say() {
-        let meminfo_text = "MemTotal:       24684092 kB\nMemAvailable:   23879924 kB\n";
-        assert_eq!(meminfo(meminfo_text, "MemTotal"), Some(24_684_092 * 1024));
-        assert_eq!(meminfo(meminfo_text, "MemAvailable"), Some(23_879_924 * 1024));
-        assert_eq!(meminfo("MemAvailableX: 1 kB", "MemAvailable"), None);
         assert_eq!(refaults(VMSTAT), Some(457_475));
         assert_eq!(refaults("workingset_refault 5\n"), Some(5), "Linux 4.19");
         let group = "workingset_refault_file 0\ntotal_workingset_refault_file 477017\n";
@@ -183,7 +171,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_panics(text in "[a-z_ 0-9:=.\n]{0,200}") {
-            let _ = (meminfo(&text, "a"), refaults(&text), scanned(&text), stalled_us(&text));
+            let _ = (field(&text, "a"), refaults(&text), scanned(&text), stalled_us(&text));
             let _ = (number(&text, "a"), disk_reads(&text, None));
         }
     }

@@ -8,6 +8,7 @@
 use super::pressure;
 use super::sample::{Machine, Shown};
 use crate::config::machine::{self, CgroupLimit};
+use crate::system::footprint::field;
 use rustix::io::{Errno, pread};
 use std::fs::File;
 use std::path::Path;
@@ -76,7 +77,7 @@ impl Sampler {
 
     fn meminfo(&mut self) -> Machine {
         let text = read(self.meminfo.as_ref(), &mut self.buffer);
-        let number = |key| text.and_then(|text| pressure::meminfo(text, key));
+        let number = |key| text.and_then(|text| field(text, key));
         Machine {
             total_bytes: number("MemTotal").unwrap_or_else(machine::ram_bytes),
             available_bytes: number("MemAvailable"),

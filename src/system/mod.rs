@@ -6,6 +6,7 @@
 
 mod check;
 pub(crate) mod depth;
+pub mod footprint;
 pub mod helper;
 pub(crate) mod holders;
 pub mod job;

@@ -5,6 +5,7 @@ use crate::cli::output;
 use crate::config::size::human;
 use crate::control::{Client, Request};
 use crate::stats::{Requests, Stats};
+use crate::system::footprint;
 use crate::system::job::{Present, Usage};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -17,6 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Samples a volume's counters now and then.
 pub struct Sampler {
     client: Client,
+    daemon: u32,
     cgroup: PathBuf,
     asked: Instant,
     /// Before the program began.
@@ -30,7 +32,7 @@ pub struct Sampler {
 /// Peaks of what was sampled at the same moments, in bytes; 0 if the kernel does not report it.
 #[derive(Clone, Copy, Default)]
 struct Peaks {
-    /// The memory of the program, and that of the store.
+    /// The memory of the program, and that of all processes of the store.
     with_store: u64,
     /// The memory that the program would have had without swap.
     alone: u64,
@@ -45,11 +47,12 @@ pub struct Sampled {
 }
 
 impl Sampler {
-    /// A sampler of the volume whose control socket is `socket`, and of a program's cgroup, from
-    /// now on.
-    pub fn new(socket: &Path, cgroup: &Path) -> Self {
+    /// A sampler of the volume whose control socket is `socket`, of its daemon's process, and of a
+    /// program's cgroup, from now on.
+    pub fn new(socket: &Path, daemon: u32, cgroup: &Path) -> Self {
         let mut sampler = Self {
             client: Client::new(socket),
+            daemon,
             cgroup: cgroup.to_owned(),
             asked: Instant::now(),
             first: Stats::default(),
@@ -75,7 +78,9 @@ impl Sampler {
         let Ok(stats) = self.client.ask::<Stats>(&Request::Stats, PATIENCE) else { return };
         if let Some(program) = Present::of(&self.cgroup) {
             let peaks = &mut self.peaks;
-            peaks.with_store = peaks.with_store.max(program.memory + stats.mem_used_bytes);
+            // After the daemon died, what the next one has beside the volume is left out.
+            let store = footprint::of_family(self.daemon).unwrap_or(0).max(stats.mem_used_bytes);
+            peaks.with_store = peaks.with_store.max(program.memory + store);
             peaks.alone = peaks.alone.max(program.both);
         }
         if held(&stats) >= held(&self.fullest) {
@@ -118,7 +123,8 @@ pub struct Report {
     ram_limit_bytes: u64,
     /// The most memory that the volume took.
     store_peak_bytes: u64,
-    /// The most memory that program and volume took at the same time; 0: unknown.
+    /// The most memory that program and all processes of the volume took at the same time; 0:
+    /// unknown.
     with_store_peak_bytes: u64,
     /// The most memory that the program would have had without swap; 0: unknown.
     without_swap_peak_bytes: u64,

@@ -8,7 +8,6 @@ use super::Disk;
 use crate::report::warn;
 use crate::sys::command::{run, undo};
 use crate::sys::remains::{Volume, is_gone};
-use crate::sys::usage::memory_with_children;
 use crate::sys::workdir::WorkDir;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,6 +15,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use ztier::error::{Context, Error, Result};
+use ztier::system::footprint;
 
 const LIMIT: Duration = Duration::from_secs(30);
 /// Reading swap back from a slow disk takes this long at most.
@@ -179,7 +179,7 @@ impl Up {
     /// The error of `ztier`, or the daemon is gone.
     pub fn all_memory(&self) -> Result<u64> {
         // No process has the number 0.
-        memory_with_children(*self.pid.get_or_init(|| self.pid().unwrap_or(0)))
+        footprint::of_family(*self.pid.get_or_init(|| self.pid().unwrap_or(0)))
     }
 
     /// Bytes of memory that only its daemon has.

@@ -52,49 +52,6 @@ fn parse_stat(text: &str, ticks_per_second: u64) -> Option<Usage> {
     })
 }
 
-/// Bytes that the kernel's tables take for a slot of swap: 8 in the table of its cluster (Linux
-/// 6.18), a count, and 2 for its control group.
-const SLOT_TABLES: u64 = 11;
-/// Bytes of a page.
-const PAGE: u64 = 4096;
-
-/// Bytes of memory that a process and its children take, without files, but with page tables and
-/// the kernel's tables for what of them is swapped out. What they share counts once.
-///
-/// # Errors
-/// There is no such process.
-pub fn memory_with_children(pid: u32) -> Result<u64> {
-    let own = memory_of(pid)?;
-    let all = std::fs::read_dir("/proc").context("cannot read /proc")?.flatten();
-    let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    // A child may have ended meanwhile.
-    let children = numbers.filter(|child| parent(*child) == Some(pid));
-    Ok(own + children.filter_map(|child| memory_of(child).ok()).sum::<u64>())
-}
-
-fn memory_of(pid: u32) -> Result<u64> {
-    let read = |file: &str| {
-        let path = format!("/proc/{pid}/{file}");
-        std::fs::read_to_string(&path).context(format_args!("cannot read {path}"))
-    };
-    let (rollup, status) = (read("smaps_rollup")?, read("status")?);
-    let shared = kib(&rollup, "Pss:").saturating_sub(kib(&rollup, "Pss_File:"));
-    let slots = kib(&status, "VmSwap:") * 1024 / PAGE;
-    Ok((shared + kib(&status, "VmPTE:")) * 1024 + slots * SLOT_TABLES)
-}
-
-/// A field in KiB of a file in `/proc`; 0 if it is missing, as in kernel threads.
-fn kib(text: &str, key: &str) -> u64 {
-    let line = text.lines().find_map(|line| line.strip_prefix(key));
-    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
-}
-
-/// The parent of a process.
-fn parent(pid: u32) -> Option<u32> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
-}
-
 /// Resources used by this process, as `time -v` reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
@@ -244,24 +201,6 @@ fn parse_device(text: &str) -> Option<Moved> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-
-    #[test]
-    fn memory_is_that_of_a_process_and_its_children() {
-        let own = std::process::id();
-        let before = memory_with_children(own).unwrap();
-        assert!(before > 1 << 20);
-        let child = std::process::Command::new("sleep").arg("60").spawn();
-        let mut child = child.unwrap();
-        let of_child = memory_of(child.id()).unwrap();
-        let more = memory_with_children(own).unwrap();
-        let alone = memory_of(own).unwrap();
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert_eq!(parent(own), rustix::process::getppid().map(|pid| pid.as_raw_pid() as u32));
-        assert!(of_child > 0 && more >= alone, "{before} {more} {alone}");
-        memory_with_children(0).unwrap_err();
-        assert_eq!((kib("Pss: 12 kB\nX: 1", "Pss:"), kib("", "Pss:")), (12, 0));
-    }
 
     #[test]
     fn fields_are_found_behind_any_name() {

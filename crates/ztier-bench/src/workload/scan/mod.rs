@@ -253,15 +253,14 @@ impl Turns<'_> {
     }
 }
 
-/// The least memory, in bytes, with which ztier takes the swap of the smallest scan, with a MiB to
-/// spare.
-const LEAST_MEMORY: u64 = 17 << 20;
-
 /// Half of ztier's maximum memory so far, with everything in memory, or the least that it takes.
 fn half_of_memory(all: &[Runs]) -> Option<u64> {
     let ours = all.iter().find(|runs| runs.system == System::Ztier)?;
     let most = ours.found.last()?.counters?.memory_max;
-    Some((most / 2).max(LEAST_MEMORY))
+    // For swap of 128 MiB, that of the smallest scan: each thread has buffers.
+    let threads = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 16));
+    let least = (12 + 2 * threads as u64) << 20;
+    Some((most / 2).max(least))
 }
 
 /// The machine's setting of vm.page-cluster.
