@@ -52,7 +52,7 @@ const PACE_MOST: Duration = Duration::from_millis(100);
 /// Interval between looks while there is no ballast that could be in the way.
 const PAUSE: Duration = Duration::from_millis(250);
 /// Pause after a failure.
-const REST: Duration = Duration::from_secs(60);
+const REST: Duration = Duration::from_secs(5);
 
 /// Bytes of ballast for a swap area of `size` bytes with `used` bytes of other pages, if there are
 /// `held` already. `early`: also while hardly any are used.

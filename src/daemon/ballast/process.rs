@@ -18,6 +18,8 @@ use std::os::unix::fs::FileExt;
 
 /// Bytes of a page.
 const PAGE: usize = 4096;
+/// How often a chunk is tried.
+const TRIES: usize = 4;
 /// In an entry of `/proc/self/pagemap`: the page is swapped out.
 const SWAPPED: u64 = 1 << 62;
 
@@ -110,19 +112,41 @@ impl Pages {
 
     /// Makes a chunk of zeros, and has it swapped out. Returns whether all of it is.
     fn page_out(&self, at: u64) -> Result<bool> {
-        for offset in (0..CHUNK as usize).step_by(PAGE) {
-            // SAFETY: within the mapping, which only this thread accesses. Volatile: the compiler
-            // must not leave out writes whose values no code reads.
-            unsafe { self.start.cast::<u8>().add(at as usize + offset).write_volatile(0) };
+        let mut missing: Vec<u64> = (0..CHUNK).step_by(PAGE).collect();
+        for _ in 0..TRIES {
+            for offset in &missing {
+                let byte = self.start.cast::<u8>().wrapping_add((at + offset) as usize);
+                // SAFETY: within the mapping, which only this thread accesses. Volatile: the
+                // compiler must not leave out writes whose values no code reads.
+                unsafe { byte.write_volatile(0) };
+            }
+            self.advise(at, CHUNK, Advice::LinuxPageOut).context("cannot swap ballast out")?;
+            missing = self.in_memory(at)?;
+            if missing.is_empty() {
+                return Ok(true);
+            }
+            // The kernel passes over new pages that a processor has not put on its lists yet, and
+            // looks at those of this processor alone: pages that were made before the thread moved
+            // here are made anew.
+            for offset in &missing {
+                let page = self.advise(at + offset, PAGE as u64, Advice::LinuxDontNeed);
+                page.context("cannot free ballast")?;
+            }
         }
-        self.advise(at, CHUNK, Advice::LinuxPageOut).context("cannot swap ballast out")?;
+        Ok(false)
+    }
+
+    /// The pages of a chunk that are not swapped out, as offsets in it.
+    fn in_memory(&self, at: u64) -> Result<Vec<u64>> {
         let mut entries = [0; CHUNK as usize / PAGE * 8];
         let first = (self.start.addr() + at as usize) / PAGE;
         self.map
             .read_exact_at(&mut entries, first as u64 * 8)
             .context("cannot read /proc/self/pagemap")?;
-        let swapped = |entry: &[u8; 8]| u64::from_ne_bytes(*entry) & SWAPPED != 0;
-        Ok(entries.as_chunks::<8>().0.iter().all(swapped))
+        let offsets = (0..CHUNK).step_by(PAGE);
+        let stays = |entry: &[u8; 8]| u64::from_ne_bytes(*entry) & SWAPPED == 0;
+        let pages = entries.as_chunks::<8>().0.iter().zip(offsets);
+        Ok(pages.filter(|(entry, _)| stays(entry)).map(|(_, offset)| offset).collect())
     }
 
     fn advise(&self, at: u64, len: u64, how: Advice) -> rustix::io::Result<()> {
@@ -144,13 +168,13 @@ mod tests {
         for bytes in [u64::MAX, CHUNK, 0] {
             let held = pages.resize(bytes).unwrap();
             assert!(held <= bytes.min(3 * CHUNK), "{held}");
-            assert_eq!(pages.in_memory(), 0);
+            assert_eq!(pages.present(), 0);
         }
     }
 
     impl Pages {
         /// The number of pages that are in memory.
-        fn in_memory(&self) -> usize {
+        fn present(&self) -> usize {
             let mut entries = vec![0; self.len as usize / PAGE * 8];
             self.map.read_exact_at(&mut entries, (self.start.addr() / PAGE) as u64 * 8).unwrap();
             let entries = entries.as_chunks::<8>().0;
