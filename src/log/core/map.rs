@@ -381,6 +381,11 @@ impl Map {
         if let Some(last) = kept.checked_sub(1) {
             self.tidy(last);
         }
+        // The first branch of the range has lost entries, too. If it is no longer at `from`, it is
+        // part of the one that was just tidied.
+        if from < self.branches.len() {
+            self.tidy(from);
+        }
     }
 
     /// Restores the invariants of a branch that has lost entries.
@@ -391,12 +396,21 @@ impl Map {
             return visits(self.branches.len() - at);
         };
         self.firsts[at] = first;
+        // The pages at the border may join, too, so that there is room for another branch.
+        let mut next = Some(at);
+        while let Some(at) = next {
+            next = self.join(at);
+        }
+    }
+
+    /// Joins a small branch with a neighbour; returns where both are then, `None` if none fits.
+    fn join(&mut self, at: usize) -> Option<usize> {
         let len = self.branches[at].pages.len();
         let joins = |other: usize| {
             let other = self.branches.get(other).map(|branch| branch.pages.len());
             len <= BRANCH / 4 && other.is_some_and(|other| other + len <= BRANCH / 2)
         };
-        let Some(left) = left_of_pair(at, joins) else { return };
+        let left = left_of_pair(at, joins)?;
         let moved = self.branches.remove(left + 1);
         self.firsts.remove(left + 1);
         visits(self.branches.len() - left + moved.pages.len());
@@ -407,6 +421,7 @@ impl Map {
         let before = branch.pages.len();
         branch.tidy(border);
         self.pages -= before - branch.pages.len();
+        Some(left)
     }
 
     /// Every page from this branch and page on.
@@ -538,6 +553,14 @@ mod tests {
         assert_eq!(map.pages, map.branches.iter().map(|branch| branch.pages.len()).sum::<usize>());
     }
 
+    /// However blocks went, neither pages nor branches are left nearly empty side by side.
+    fn check_no_two_small(map: &Map) {
+        let small = |pair: &[Vec<Packed>]| pair[0].len() + pair[1].len() <= SMALL;
+        assert!(!map.branches.iter().any(|branch| branch.pages.windows(2).any(small)));
+        let few = |pair: &[Branch]| pair[0].pages.len() + pair[1].pages.len() <= BRANCH / 4;
+        assert!(!map.branches.windows(2).any(few));
+    }
+
     proptest! {
         #[test]
         fn it_is_a_sorted_map(
@@ -585,11 +608,24 @@ mod tests {
                 prop_assert!(gone.into_iter().eq(there.map(|(_, place)| place)));
                 check(&map, &model);
             }
-            // However they went, pages are not left nearly empty side by side.
-            let small = |pair: &[Vec<Packed>]| pair[0].len() + pair[1].len() <= SMALL;
-            prop_assert!(!map.branches.iter().any(|branch| branch.pages.windows(2).any(small)));
-            let few = |pair: &[Branch]| pair[0].pages.len() + pair[1].pages.len() <= BRANCH / 4;
-            prop_assert!(!map.branches.windows(2).any(few));
+            check_no_two_small(&map);
+        }
+
+        /// Ranges that leave little of the branches at their ends.
+        #[test]
+        fn ranges_that_end_near_branches_go(
+            cuts in prop::collection::vec((0usize..100, 0usize..100, 0u64..600, 0u64..600), 1..30),
+        ) {
+            let mut map = Map::default();
+            (0..20_000).for_each(|i| { map.insert(i, place(i as u32)); });
+            for (from, to, after, before) in cuts {
+                if map.firsts.is_empty() { break }
+                let first = |n: usize| map.firsts[n % map.firsts.len()];
+                let ends = [first(from) + after, first(to).saturating_sub(before)];
+                map.remove_range(ends[0].min(ends[1]), ends[0].max(ends[1]), |_| ());
+                check(&map, &map.iter().collect());
+                check_no_two_small(&map);
+            }
         }
     }
 
