@@ -19,8 +19,8 @@ use support::machine::Turn;
 use support::sandbox::{Done, Guard, Sandbox, eventually, finish, finish_within};
 use support::shell::missing;
 
-/// The MiB that [`load`] fills and compares, and its number of passes; if set, this test binary is
-/// the program.
+/// The MiB that [`load`] fills and compares, its number of passes, 1 for noise, and the milliseconds
+/// that it pauses after each MiB; if set, this test binary is the program.
 const LOAD: &str = "ZTIER_TEST_LOAD";
 
 /// No test by itself: fills memory with noise or with pages that compress to half, and compares it.
@@ -28,7 +28,7 @@ const LOAD: &str = "ZTIER_TEST_LOAD";
 fn load() {
     let Ok(text) = std::env::var(LOAD) else { return };
     let words: Vec<usize> = text.split(' ').map(|word| word.parse().unwrap()).collect();
-    let (mib, passes, noise) = (words[0], words[1], words[2]);
+    let (mib, passes, noise, pause) = (words[0], words[1], words[2], words[3]);
     let page = |n: u64, pass: u64| {
         let mut state = (n << 8 | pass).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         std::array::from_fn::<u64, 512, _>(|i| {
@@ -44,6 +44,9 @@ fn load() {
             let n = n as u64;
             assert!(pass == 0 || *here == page(n, pass - 1), "page {n} in pass {pass}");
             *here = page(n, pass);
+            if pause > 0 && n % 256 == 255 {
+                std::thread::sleep(Duration::from_millis(pause as u64));
+            }
         }
     }
 }
@@ -123,7 +126,7 @@ fn a_program_is_swapped_and_gets_every_byte_back() {
     let json = sandbox.path().join("took.json");
     let flags = ["--mem", "32M", "--swap-size", "128M", "--name", "job", "--json"];
     let flags = [&flags[..], &[json.to_str().unwrap()]].concat();
-    let (done, took) = measured(&sandbox, &flags, "64 4 0", &json);
+    let (done, took) = measured(&sandbox, &flags, "64 4 0 0", &json);
     let said = done.err.lines().next().unwrap();
     assert!(said.contains("job: 32 MiB for the program; 128 MiB of swap by"), "{said}");
     assert!(said.contains("swap is the whole machine's"), "{said}");
@@ -150,7 +153,7 @@ fn spilling(sandbox: &Sandbox, limit: &str) -> (Done, Value) {
     let spill = below.to_str().unwrap();
     let flags = ["--mem", "32M", "--swap-size", "128M", "--ram-limit", limit, "--spill", spill];
     let flags = [&flags[..], &["--json", json.to_str().unwrap()]].concat();
-    measured(sandbox, &flags, "80 3 0", &json)
+    measured(sandbox, &flags, "80 3 0 0", &json)
 }
 
 #[test]
@@ -193,7 +196,7 @@ fn holders(name: &str) -> usize {
 /// volume's status holds.
 fn going_over(sandbox: &Sandbox, name: &str, flags: &[&str], enough: impl Fn(&Value) -> bool) {
     let flags = [&["--mem", "64M", "--swap-size", "512M", "--name", name], flags].concat();
-    let mut command = loaded(sandbox, &flags, "96 1000 0");
+    let mut command = loaded(sandbox, &flags, "96 1000 0 0");
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     eventually("it is up", || sandbox.ztier(&["status", name]).status == 0);
     let mut last = Value::Null;
@@ -241,7 +244,7 @@ fn ballast_gives_way_to_pages() {
     let json = sandbox.path().join("took.json");
     // At first half of the 128 MiB are ballast, in the end hardly any are free.
     let flags = ["--mem", "32M", "--swap-size", "128M", "--json", json.to_str().unwrap()];
-    let (done, took) = measured(&sandbox, &flags, "140 2 0", &json);
+    let (done, took) = measured(&sandbox, &flags, "140 2 0 0", &json);
     assert_eq!(took["oom_kills"], 0, "{done:?}: {took}");
     // Not all kernels report it.
     let peak = took["swap_peak_bytes"].as_u64();
@@ -457,11 +460,11 @@ fn when_all_is_full_the_program_is_ended_and_nothing_hangs() {
     let Some((turn, sandbox)) = place() else { return };
     let flags = ["--mem", "32M", "--swap-size", "256M", "--ram-limit", "32M"];
     // The swap is large enough, but the content does not compress.
-    let done = finish_within(loaded(&sandbox, &flags, "100 2 1"), Duration::from_secs(100));
+    let done = finish_within(loaded(&sandbox, &flags, "100 2 1 20"), Duration::from_secs(100));
     assert_eq!(done.status, 128 + 9, "{done:?}");
     assert!(done.err.contains("out of memory") && done.err.contains("store full"), "{done:?}");
     // The swap is too small.
-    let done = finish_within(loaded(&sandbox, &flags, "160 2 1"), Duration::from_secs(100));
+    let done = finish_within(loaded(&sandbox, &flags, "160 2 1 0"), Duration::from_secs(100));
     assert_eq!(done.status, 128 + 9, "{done:?}");
     assert!(done.err.contains("swap is 96 MiB of its 256 MiB"), "{done:?}");
     let full = done.err.contains("32 MiB of 32 MiB, and 96");

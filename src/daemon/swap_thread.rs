@@ -4,6 +4,7 @@
 //! Invariant: without a look at the machine's memory the reserve is a large one.
 
 use super::ballast::Fitting;
+use super::itself;
 use super::running::Running;
 use super::swap_high::SwapHigh;
 use crate::device::Worker;
@@ -69,6 +70,8 @@ impl SwapThread {
         let mut memory = MachineMemory::new();
         let thread =
             Worker::start("ztier-swap", Weak::clone(&running.me), move |running, stop| {
+                // When swap fills beside busy processors, ballast has to give way in time.
+                itself::come_first(true);
                 while !stop.load(Ordering::Acquire) {
                     if memory.is_due() {
                         let Some(running) = running.upgrade() else { return };

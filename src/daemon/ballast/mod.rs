@@ -11,7 +11,7 @@
 //! out, unlike the daemon's, and the kernel frees the slots when the process ends.
 //!
 //! Invariants:
-//! - other pages always have more than a third of the swap area, until no ballast is left;
+//! - other pages always have two fifths of the swap area, less [`CHUNK`], until no ballast is left;
 //! - beside swap that is not this volume's there is no ballast, unless the user asked for it: all
 //!   swap would count as full;
 //! - ballast ends before the use of the device as swap.
@@ -33,10 +33,12 @@ use std::time::{Duration, Instant};
 
 /// The word that starts the process: `ztier ballast NAME`.
 pub const WORD: &str = "ballast";
-/// Ballast grows and shrinks by multiples of this number of bytes.
+/// Ballast shrinks by multiples of this number of bytes, and grows by it: the thread must be free
+/// to shrink it again soon.
 const CHUNK: u64 = 2 << 20;
-/// The most bytes by which it grows in a step.
-const GROWTH: u64 = 64 << 20;
+/// Ballast does not grow for this time after the use has grown by more than [`CHUNK`] between two
+/// looks: a program is filling memory, and needs the slots and the processor.
+const RUSH: Duration = Duration::from_millis(200);
 /// A smaller swap area could be filled faster than ballast gives way.
 const LEAST_AREA: u64 = 64 << 20;
 /// There is ballast only while this part of the area, and [`LEAST_USE`], are in use, unless it is
@@ -55,20 +57,21 @@ const PAUSE: Duration = Duration::from_millis(250);
 const REST: Duration = Duration::from_secs(5);
 
 /// Bytes of ballast for a swap area of `size` bytes with `used` bytes of other pages, if there are
-/// `held` already. `early`: also while hardly any are used.
+/// `held` already. `early`: also while hardly any are used. `grows`: whether it grew at the last
+/// look.
 ///
 /// Swap counts as full if `free × 2 < size`, where `free` is `size − used − ballast`. That holds
-/// for each `ballast > size / 2 − used`. The kernel's threshold is met with a quarter of `used` to
-/// spare, so that pages that come back do not end it at once.
-fn wanted(size: u64, used: u64, held: u64, early: bool) -> u64 {
+/// for each `ballast > size / 2 − used`. The kernel's threshold is met with a sixth of `used` to
+/// spare, so that pages that come back do not end it at once; more to spare would leave less room.
+fn wanted(size: u64, used: u64, held: u64, (early, grows): (bool, bool)) -> u64 {
     let least = if early { 0 } else { LEAST_USE.max(size / USED_PART) };
     let begins = if held > 0 { least / 2 } else { least };
     if size < LEAST_AREA || used < begins {
         return 0;
     }
-    let most = (size / 2).saturating_sub(used / 4 * 3) / CHUNK * CHUNK;
+    let most = (size / 2).saturating_sub(used / 6 * 5).next_multiple_of(CHUNK);
     // Without this, a use that varies a little would move a chunk to and fro at each look.
-    if most > held && most - held <= CHUNK { held } else { most.min(held + GROWTH) }
+    if most > held && most - held <= CHUNK && !grows { held } else { most.min(held + CHUNK) }
 }
 
 /// How soon pages that are swapped out at [`FASTEST`] take a quarter of `size` bytes of swap.
@@ -87,6 +90,12 @@ pub(super) struct Fitting {
     held: Arc<AtomicU64>,
     /// The most that was possible at the last try, in bytes, and until when to assume that.
     most: Option<(u64, Instant)>,
+    /// Whether ballast grew at the last look.
+    grows: bool,
+    /// Bytes of other pages at the last look.
+    used: u64,
+    /// Until when ballast does not grow.
+    rush: Option<Instant>,
     /// Whether the log has the reason why ballast is missing.
     told: bool,
 }
@@ -100,7 +109,19 @@ impl Fitting {
         (when, early): (Ballast, bool),
         held: Arc<AtomicU64>,
     ) -> Self {
-        Self { volume, device, when, early, holder: None, held, most: None, told: false }
+        Self {
+            volume,
+            device,
+            when,
+            early,
+            holder: None,
+            held,
+            most: None,
+            grows: false,
+            used: 0,
+            rush: None,
+            told: false,
+        }
     }
 
     /// Fits the ballast to the present use. Returns the time until the next look.
@@ -116,11 +137,15 @@ impl Fitting {
         }
         let held = self.held.load(Ordering::Acquire);
         let used = swap.used.saturating_sub(held);
-        let bytes = self.possible(wanted(swap.size, used, held, self.early));
-        match self.fit(&swap, bytes) {
-            Ok(0) => PAUSE,
+        let wanted = wanted(swap.size, used, held, (self.early, self.grows));
+        let most = if self.rushes(used) { held } else { u64::MAX };
+        let bytes = self.possible(wanted.min(most));
+        let fitted = self.fit(&swap, bytes);
+        self.grows = fitted.as_ref().is_ok_and(|now| *now > held);
+        match fitted {
             // There may be more to add.
-            Ok(now) if now > held => Duration::ZERO,
+            Ok(_) if self.grows => Duration::ZERO,
+            Ok(0) if wanted == 0 => PAUSE,
             Ok(_) => pace(swap.size),
             Err(e) => {
                 self.let_go();
@@ -129,6 +154,15 @@ impl Fitting {
                 PAUSE
             }
         }
+    }
+
+    /// Whether pages are being swapped out fast, with `used` bytes of them now.
+    fn rushes(&mut self, used: u64) -> bool {
+        let now = Instant::now();
+        if used > std::mem::replace(&mut self.used, used) + CHUNK {
+            self.rush = Some(now + RUSH);
+        }
+        self.rush.is_some_and(|until| now < until)
     }
 
     fn possible(&mut self, bytes: u64) -> u64 {
@@ -198,14 +232,14 @@ mod tests {
 
     /// The ballast after enough looks at the same use.
     fn settled(size: u64, used: u64, early: bool) -> u64 {
-        let mut held = 0;
+        let (mut held, mut grows) = (0, false);
         loop {
-            let next = wanted(size, used, held, early);
-            assert!(next <= held + GROWTH);
+            let next = wanted(size, used, held, (early, grows));
+            assert!(next <= held + CHUNK);
             if next == held {
                 return held;
             }
-            held = next;
+            (held, grows) = (next, next > held);
         }
     }
 
@@ -218,7 +252,7 @@ mod tests {
                 assert_eq!(used < least, ballast == 0 && !full(size, used, 0), "{size} {used}");
                 assert!(used < least || full(size, used, ballast), "{size} {used} {ballast}");
                 let room = size - used - ballast;
-                assert!(ballast == 0 || room > size / 3, "{size} {used} {ballast}");
+                assert!(ballast == 0 || room + CHUNK > size / 5 * 2, "{size} {used} {ballast}");
             }
         }
     }
@@ -226,21 +260,26 @@ mod tests {
     #[test]
     fn ballast_gives_way_at_once_and_stays_at_a_use_that_varies() {
         let size = 1200 * MIB;
-        let held = settled(size, 400 * MIB, false);
-        assert_eq!(settled(size, 400 * MIB, true), held);
+        let held = settled(size, 360 * MIB, false);
+        assert_eq!(settled(size, 360 * MIB, true), held);
         assert_eq!(settled(size, 0, true), 600 * MIB);
         assert_eq!(held, 300 * MIB);
-        assert_eq!(wanted(size, 401 * MIB, held, false), 298 * MIB);
-        assert_eq!(wanted(size, 398 * MIB, held, false), held);
-        assert_eq!(wanted(size, 396 * MIB, held, false), held);
-        assert_eq!(wanted(size, 390 * MIB, held, false), 306 * MIB);
-        assert_eq!(wanted(size, 900 * MIB, held, false), 0);
+        let now = |used| wanted(size, used * MIB, held, (false, false)) / MIB;
+        assert_eq!([363, 361, 359, 358, 355, 0].map(now), [298, 300, 300, 300, 302, 0]);
+        assert_eq!(now(720), 0);
         // It ends at half of the use at which it begins.
-        assert!(
-            wanted(size, 37 * MIB, 0, false) == 0 && wanted(size, 37 * MIB, held, false) > held
-        );
-        assert_eq!(wanted(size, 18 * MIB, held, false), 0);
-        assert_eq!(wanted(LEAST_AREA - 1, 40 * MIB, 0, false), 0);
+        assert_eq!(wanted(size, 37 * MIB, 0, (false, false)), 0);
+        assert!(now(37) > 300 && now(18) == 0);
+        assert_eq!(wanted(LEAST_AREA - 1, 40 * MIB, 0, (false, false)), 0);
+    }
+
+    #[test]
+    fn ballast_does_not_grow_while_a_program_fills_swap() {
+        let held = Arc::default();
+        let mut fitting = Fitting::new("v".into(), "/dev/v".into(), (Ballast::Auto, true), held);
+        assert!(!fitting.rushes(CHUNK) && fitting.rushes(3 * CHUNK) && fitting.rushes(0));
+        std::thread::sleep(RUSH);
+        assert!(!fitting.rushes(CHUNK));
     }
 
     #[test]

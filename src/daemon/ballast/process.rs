@@ -5,7 +5,8 @@
 //! of the same form, is how much is swapped out now. The process ends with its input, and the
 //! kernel then frees the slots without reading them.
 //!
-//! Invariants: its own code and stack are locked in memory; no page of ballast stays in memory.
+//! Invariants: its own code and stack are locked in memory; no page of ballast stays in memory; it
+//! comes before other processes to give way, and not to grow.
 
 use super::CHUNK;
 use crate::daemon::itself;
@@ -35,6 +36,7 @@ pub fn main(volume: &str) -> Result<()> {
     // Its size is not the reason why memory is short. Without the right to say so, the kernel may
     // end it, which costs memory but no data.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
+    itself::come_first(true);
     // Without the right to lock memory, it answers more slowly.
     let _ = mlockall(MlockAllFlags::CURRENT);
     let (mut orders, mut answers) = (std::io::stdin().lock(), std::io::stdout().lock());
@@ -92,6 +94,7 @@ impl Pages {
         if bytes < self.held {
             self.drop_from(bytes)?;
         }
+        itself::come_first(bytes <= self.held);
         while self.held < bytes {
             if !self.page_out(self.held)? {
                 // What stays in memory is worse than none.
@@ -100,6 +103,7 @@ impl Pages {
             }
             self.held += CHUNK;
         }
+        itself::come_first(true);
         Ok(self.held)
     }
 
