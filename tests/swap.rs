@@ -17,7 +17,7 @@ use std::time::Duration;
 use support::machine::{Turn, set, settings, swap_line};
 use support::sandbox::{Done, Sandbox, eventually, stop};
 use support::shell::{missing, ok};
-use ztier::config::Ballast;
+use ztier::config::{Ballast, SlotNews};
 use ztier::control::{Client, Request, Swapon, Swapping};
 
 /// Brings a volume of this test up as a block device; `None` where that is impossible.
@@ -382,6 +382,7 @@ fn what_was_given_up_is_not_carried_out() {
         page_cluster: Some(1),
         swappiness: Some(1),
         ballast: Ballast::Auto,
+        freed_slots: SlotNews::Auto,
         force: true,
     };
     revoked(&Request::Swapon(on));

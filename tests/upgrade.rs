@@ -23,7 +23,7 @@ use std::thread::JoinHandle;
 use support::disk::Disk;
 use support::kept_image::{Holder, Image};
 use support::sandbox::{Done, Sandbox, eventually, finish};
-use ztier::config::Ballast;
+use ztier::config::{Ballast, SlotNews};
 use ztier::control::{Ended, Noted, Request, Sample, Status, Swapon, Swapping, VERSION, Version};
 use ztier::metrics::GROUPS;
 
@@ -371,6 +371,7 @@ fn record_swap(golden: &Path) {
         page_cluster: Some(0),
         swappiness: Some(100),
         ballast: Ballast::Auto,
+        freed_slots: SlotNews::Auto,
         force: true,
     };
     let mut said = String::new();

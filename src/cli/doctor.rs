@@ -129,6 +129,13 @@ fn checks() -> Vec<Check> {
             carries_swap(),
             "run as root; in a container, add these capabilities",
         ),
+        Check::new(
+            "freed swap slots",
+            crate::daemon::freed_slots::available()
+                .map(|()| "the kernel can tell which".into())
+                .map_err(|e| e.to_string()),
+            "a kernel with zswap, BTF and BPF; without, swap takes more memory",
+        ),
         Check::new("memory", Ok(memory()), ""),
         Check::new("swap", swap(), ""),
     ]);

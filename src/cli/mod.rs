@@ -29,7 +29,7 @@ mod up;
 
 use crate::config::{Paths, name};
 use crate::control::Client;
-use crate::daemon::{self, Found, ballast};
+use crate::daemon::{self, Found, ballast, freed_slots};
 use crate::error::{Error, Result};
 use crate::remedy;
 use crate::stats::{About, Health, time};
@@ -89,6 +89,12 @@ enum Command {
         /// What to do, as JSON.
         task: String,
     },
+    /// Shows a daemon which swap area is its volume's; started by it.
+    #[command(hide = true)]
+    Slots {
+        /// Name of the volume
+        name: String,
+    },
     /// Keeps ballast in the swap area of a volume; started by its daemon.
     #[command(hide = true)]
     Ballast {
@@ -113,6 +119,9 @@ fn internal() -> Option<Command> {
             Some(Command::Daemon { name: name.to_owned(), again: false })
         }
         [helper::WORD, task] => Some(Command::Helper { task: task.to_owned() }),
+        [freed_slots::WORD, name] if !name.starts_with('-') => {
+            Some(Command::Slots { name: name.to_owned() })
+        }
         [ballast::WORD, name] if !name.starts_with('-') => {
             Some(Command::Ballast { name: name.to_owned() })
         }
@@ -159,6 +168,7 @@ pub fn main() -> ExitCode {
         Command::Daemon { name, again: true } => daemon::again_main(&name),
         Command::Daemon { .. } => daemon::detached_main(),
         Command::Helper { task } => helper::main(&task),
+        Command::Slots { name } => daemon::freed_slots::main(&name),
         Command::Ballast { name } => daemon::ballast::main(&name),
         Command::MemoryHolder { .. } => daemon::memory_holder::main(),
     };

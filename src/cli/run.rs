@@ -15,7 +15,7 @@ use crate::config::limit::Range;
 use crate::config::plan::{self, Kind};
 use crate::config::size::human;
 use crate::config::{
-    Amount, Ballast, Choice, Job, Limit, Paths, Plan, Settings, Usage, Use, machine, name,
+    Amount, Ballast, Choice, Job, Limit, Paths, Plan, Settings, SlotNews, Usage, Use, machine, name,
 };
 use crate::daemon::memory_holder::Kept;
 use crate::daemon::{self, Ready, state};
@@ -79,6 +79,10 @@ pub struct Run {
     /// there is no other swap [default: auto]
     #[arg(long, value_name = "WHEN", value_parser = word::<Ballast>(&["auto", "on", "off"]))]
     ballast: Option<Ballast>,
+    /// Whether blocks of freed swap slots are dropped; `auto`: where the kernel tells which
+    /// [default: auto]
+    #[arg(long, value_name = "WHEN", value_parser = word::<SlotNews>(&["auto", "off"]))]
+    freed_slots: Option<SlotNews>,
     /// Write what the program took to this file as JSON, in place of printing it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     json: Option<PathBuf>,
@@ -163,6 +167,7 @@ impl Run {
             export: self.export,
             usage: Some(Use::Swap),
             ballast: self.ballast,
+            freed_slots: self.freed_slots,
             ..Settings::default()
         };
         let chosen = daemon::choose(&settings)?;

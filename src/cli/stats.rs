@@ -118,6 +118,7 @@ fn table(stats: &stats::Stats) -> String {
             ("blocks same-filled", count(stats.blocks_same)),
             ("  zeros", count(stats.blocks_zero)),
             ("blocks discarded", count(stats.blocks_discarded)),
+            ("swap slots freed", count(stats.freed_slots)),
             ("segments", count(stats.segments)),
             ("  cleaned", count(stats.segments_cleaned)),
             ("blocks moved", count(stats.blocks_moved)),

@@ -128,6 +128,8 @@ fn text(status: &control::Status) -> String {
     if let Some(Usage::Swap { priority, .. }) = &plan.usage {
         let area = status.endpoints.first().and_then(|device| swap(Path::new(device), status));
         rows.push(("swap", format!("{}priority {priority}", area.unwrap_or_default())));
+        let freed = (stats.freed_slots > 0).then(|| freed(stats));
+        rows.extend(freed.map(|text| ("freed slots", text)));
         // The rows of a spill device report that themselves.
         let warning = short(stats).filter(|_| plan.spill.is_none());
         rows.extend(warning.map(|text| ("WARNING", text)));
@@ -142,6 +144,11 @@ fn swap(device: &Path, status: &control::Status) -> Option<String> {
     let alone = swap_with(device).is_some_and(|swap| swap.alone);
     let twice = kept_twice().filter(|_| alone).unwrap_or(0);
     Some(ballast::describe(&area, status.ballast_bytes, twice) + ", ")
+}
+
+/// What was dropped because the kernel had freed its slots.
+fn freed(stats: &Stats) -> String {
+    format!("{} dropped so far", human(stats.freed_slots * crate::BLOCK_SIZE as u64))
 }
 
 /// When cold data is recompressed, as the settings spell it.

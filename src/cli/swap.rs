@@ -5,7 +5,7 @@ use super::up::word;
 use super::{client, output};
 use crate::config::size::human;
 use crate::config::usage::{DEFAULT_PRIORITY, HIGHEST_PRIORITY};
-use crate::config::{Ballast, Paths, name};
+use crate::config::{Ballast, Paths, SlotNews, name};
 use crate::control::{Request, Swapon, Swapping};
 use crate::error::{Error, Result};
 use crate::system::usage::{END_ALONE, Tuned, swapped};
@@ -85,6 +85,10 @@ pub struct On {
     #[arg(long, value_name = "WHEN", default_value = "auto",
           value_parser = word::<Ballast>(&["auto", "on", "off"]))]
     ballast: Ballast,
+    /// Whether blocks of freed swap slots are dropped; `auto`: where the kernel tells which
+    #[arg(long, value_name = "WHEN", default_value = "auto",
+          value_parser = word::<SlotNews>(&["auto", "off"]))]
+    freed_slots: SlotNews,
     /// Overwrite what is on the device, and go on without what makes the daemon safe for swap
     #[arg(long)]
     force: bool,
@@ -102,6 +106,7 @@ impl On {
             page_cluster: Setting::or(self.page_cluster, PAGE_CLUSTER),
             swappiness: Setting::or(self.swappiness, SWAPPINESS),
             ballast: self.ballast,
+            freed_slots: self.freed_slots,
             force: self.force,
         });
         let done: Swapping = client.ask(&request, PATIENCE_TO_BEGIN)?;

@@ -6,7 +6,7 @@ use super::{adapting, output, sound, status};
 use crate::config::plan::{self, Address};
 use crate::config::size::{exact, human};
 use crate::config::{
-    Amount, Ballast, Choice, Limit, Paths, Plan, Settings, Usage, Use, machine, name,
+    Amount, Ballast, Choice, Limit, Paths, Plan, Settings, SlotNews, Usage, Use, machine, name,
 };
 use crate::daemon::{self, Chosen, Found, Ready};
 use crate::device::{Algorithm, Recompress, Sector};
@@ -157,6 +157,10 @@ pub struct Up {
     /// back; `auto`: while there is no other swap [default: auto]
     #[arg(long, value_name = "WHEN", value_parser = word::<Ballast>(&["auto", "on", "off"]))]
     ballast: Option<Ballast>,
+    /// With --use swap: whether blocks of freed swap slots are dropped; `auto`: where the kernel
+    /// tells which [default: auto]
+    #[arg(long, value_name = "WHEN", value_parser = word::<SlotNews>(&["auto", "off"]))]
+    freed_slots: Option<SlotNews>,
     /// Wait this long for the drives (--backing, --log, --spill) to appear
     #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
     wait: u32,
@@ -346,6 +350,7 @@ impl Up {
             mount: self.mount.clone(),
             priority: self.priority,
             ballast: self.ballast,
+            freed_slots: self.freed_slots,
             allow_readable: self.allow_readable.then_some(true),
             log_uuid: None,
             backing_id: None,

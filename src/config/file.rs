@@ -8,7 +8,7 @@ use super::name;
 use super::paths::full;
 use super::plan::{Address, Choice};
 use super::size::Amount;
-use super::usage::{Ballast, Use};
+use super::usage::{Ballast, SlotNews, Use};
 use crate::device::{Algorithm, Marks, Recompress, Sector};
 use crate::error::{Context, Error, Result};
 use crate::escape::join_lines;
@@ -99,6 +99,9 @@ pub struct Settings {
     /// When that swap space has ballast.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ballast: Option<Ballast>,
+    /// Whether blocks of its freed slots are dropped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub freed_slots: Option<SlotNews>,
     /// Files for log and spill device may be readable or writable for other users.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_readable: Option<bool>,
@@ -112,7 +115,7 @@ pub struct Settings {
 }
 
 /// All keys of the file, in the order in which it is written.
-pub const KEYS: [&str; 29] = [
+pub const KEYS: [&str; 30] = [
     "size",
     "backing",
     "log",
@@ -139,6 +142,7 @@ pub const KEYS: [&str; 29] = [
     "mount",
     "priority",
     "ballast",
+    "freed-slots",
     "allow-readable",
     "log-uuid",
     "backing-id",
@@ -258,6 +262,7 @@ impl Settings {
             mount: self.mount.or(base.mount),
             priority: self.priority.or(base.priority),
             ballast: self.ballast.or(base.ballast),
+            freed_slots: self.freed_slots.or(base.freed_slots),
             allow_readable: self.allow_readable.or(base.allow_readable),
             log_uuid: self.log_uuid.or(base.log_uuid),
             backing_id: self.backing_id.or(base.backing_id),
@@ -316,6 +321,7 @@ mod tests {
             mount: Some("/mnt".into()),
             priority: Some(7),
             ballast: Some(Ballast::Off),
+            freed_slots: Some(SlotNews::Off),
             allow_readable: Some(true),
             log_uuid: Some("0123456789abcdef0123456789abcdef".into()),
             backing_id: Some("0123456789abcdef".into()),

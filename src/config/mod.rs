@@ -19,4 +19,4 @@ pub use limit::{Bounds, Limit};
 pub use paths::Paths;
 pub use plan::{Choice, Plan};
 pub use size::Amount;
-pub use usage::{Ballast, Job, Usage, Use};
+pub use usage::{Ballast, Job, SlotNews, Usage, Use};

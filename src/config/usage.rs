@@ -8,7 +8,7 @@ use super::paths::full;
 use super::plan::Export;
 use crate::error::{Error, Result};
 pub use crate::system::job::Job;
-pub use crate::system::usage::{Ballast, Usage};
+pub use crate::system::usage::{Ballast, SlotNews, Usage};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -40,6 +40,7 @@ pub(super) fn resolve(settings: &Settings, export: &Export) -> Result<Option<Usa
                 priority: priority(settings)?,
                 tuned: Vec::new(),
                 ballast: settings.ballast.unwrap_or_default(),
+                freed_slots: settings.freed_slots.unwrap_or_default(),
                 forced: false,
             }
         }
@@ -74,7 +75,8 @@ fn refuse_rest(settings: &Settings) -> Result<()> {
 
 fn refuse_of_swap(settings: &Settings) -> Result<()> {
     refuse("priority", settings.priority.is_some(), "use = \"swap\"")?;
-    refuse("ballast", settings.ballast.is_some(), "use = \"swap\"")
+    refuse("ballast", settings.ballast.is_some(), "use = \"swap\"")?;
+    refuse("freed-slots", settings.freed_slots.is_some(), "use = \"swap\"")
 }
 
 fn refuse(key: &str, given: bool, with: &str) -> Result<()> {

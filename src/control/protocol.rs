@@ -4,7 +4,7 @@ use crate::config::Plan;
 use crate::error::{self, Context, Error, Result};
 use crate::limit::Report;
 use crate::stats::Stats;
-use crate::system::usage::{Ballast, Tuned};
+use crate::system::usage::{Ballast, SlotNews, Tuned};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -156,6 +156,9 @@ pub struct Swapon {
     /// The value of `vm.swappiness` meanwhile; `None`: unchanged.
     #[serde(default)]
     pub swappiness: Option<u64>,
+    /// Whether blocks of freed slots are dropped.
+    #[serde(default, skip_serializing_if = "SlotNews::is_auto")]
+    pub freed_slots: SlotNews,
     /// When the swap area has ballast.
     #[serde(default, skip_serializing_if = "Ballast::is_auto")]
     pub ballast: Ballast,

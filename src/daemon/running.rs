@@ -1,5 +1,6 @@
 //! The daemon itself, from taking the lock to removing the last file.
 
+use super::freed_slots::FreedSlots;
 use super::limiter::Limiter;
 use super::making::{self, Made};
 use super::memory_holder::MemoryHolder;
@@ -9,7 +10,7 @@ use super::state::{self, Found, Lock, State};
 use super::swap_thread::SwapThread;
 use super::takeover::Inherited;
 use super::troubles::Troubles;
-use super::{events, log, notify, opening, serve, swapping};
+use super::{events, log, notify, opening, resident, serve, swapping};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan, Usage};
 use crate::control::{Handler, Server};
@@ -69,6 +70,8 @@ pub(super) struct Running {
     pub(super) limiter: Mutex<Option<Limiter>>,
     /// Fits the volume to carrying swap; `None` if it carries none.
     pub(super) swap_thread: Mutex<Option<SwapThread>>,
+    /// Drops blocks of freed swap slots; `None` if the volume carries no swap.
+    pub(super) freed_slots: Mutex<Option<FreedSlots>>,
     /// Lock for changes of the device's use.
     using: Mutex<()>,
     /// `None` once the export is stopped.
@@ -129,6 +132,9 @@ pub fn run(
     let unprepared = serve::prepare(&plan)?;
     paths.prepare()?;
     let files = paths.volume(&plan.name);
+    if matches!(plan.usage, Some(Usage::Swap { .. })) {
+        resident::begin(&files);
+    }
     let (events, inbox) = mpsc::sync_channel(EVENTS);
     let Some(lock) = Lock::acquire_while(&files, patience, wanted)? else {
         return Err(already_up(paths, &plan.name));
@@ -359,6 +365,7 @@ impl Running {
             changing: Mutex::new(()),
             limiter: Mutex::new(None),
             swap_thread: Mutex::new(None),
+            freed_slots: Mutex::new(None),
             using: Mutex::new(()),
             export: Mutex::new(export),
             state: Mutex::new(state),
@@ -409,6 +416,8 @@ impl Running {
         drop(limiter);
         let swap_thread = self.swap_thread.lock().take();
         drop(swap_thread);
+        let freed_slots = self.freed_slots.lock().take();
+        drop(freed_slots);
         if end != End::Again {
             notify::send("STOPPING=1\n");
         }

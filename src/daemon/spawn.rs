@@ -5,6 +5,7 @@
 //! progress and answer back. The messages are like those of the control protocol.
 
 use super::memory_holder::Kept;
+use super::resident::Locked;
 use super::running::{End, LOOKERS, Ready, run};
 use super::state::{self, Found, Lock};
 use crate::config::paths::VolumeFiles;
@@ -49,6 +50,8 @@ pub struct Starting<'a> {
     patience: Duration,
     /// Whether the daemon takes over kept memory.
     goes_on: bool,
+    /// The daemon writes its first lines before it serves a volume that may carry swap.
+    _log: Option<Locked>,
 }
 
 impl<'a> Starting<'a> {
@@ -68,6 +71,7 @@ impl<'a> Starting<'a> {
         let (ours, theirs) = UnixStream::pair().context(what())?;
         let files = paths.volume(&plan.name);
         let (log, goes_on) = (open_log(&files.log)?, Kept::is_there(&files.keep));
+        let locked = goes_on.then(|| Locked::end_of(&files.log).ok()).flatten();
         let child = Command::new("/proc/self/exe")
             .arg0_of(&plan.name)
             .current_dir("/")
@@ -78,7 +82,8 @@ impl<'a> Starting<'a> {
             .context(what())?;
         // The Command, and with it this process's copy of the child's end, is dropped: if the child
         // dies, reading ends.
-        let starting = Self { plan, paths, child: Some(child), ours, patience, goes_on };
+        let starting =
+            Self { plan, paths, child: Some(child), ours, patience, goes_on, _log: locked };
         let patience_ms = patience.as_millis() as u64;
         let order = Envelope::new(Told { plan, paths, patience_ms, follows });
         send(&starting.ours, &order, Instant::now() + PATIENCE).context(what())?;

@@ -6,7 +6,7 @@
 
 use super::memory_holder::{self, Kept};
 use super::process::{Process, RESTORE};
-use super::{log, opening, serve};
+use super::{log, opening, resident, serve};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan, Usage};
 use crate::control::{Client, Request};
@@ -63,7 +63,9 @@ impl State {
         let what = || format!("cannot write {}", files.state.display());
         let new = unfinished(&files.state);
         let text = serde_json::to_vec(self).context(what())?;
-        private::replace(&files.state, &new, &text, false).context(what())
+        private::replace(&files.state, &new, &text, false).context(what())?;
+        resident::state_written(&files.state);
+        Ok(())
     }
 
     /// Reads the state file; `None` if there is none.

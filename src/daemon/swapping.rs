@@ -4,7 +4,9 @@
 //! holders never becomes swap, and a device with content only by force; swap ends only if memory
 //! seems to have room for its content, or by force.
 
+use super::freed_slots::FreedSlots;
 use super::log;
+use super::resident;
 use super::running::Running;
 use super::signals::Event;
 use super::state;
@@ -17,7 +19,7 @@ use crate::media::{Access, FileDrive, Signature};
 use crate::remedy;
 use crate::stats::Stats;
 use crate::system::reclaim::make_present;
-use crate::system::usage::{self, PAGE_CLUSTER, Room, SWAPPINESS, Tuned};
+use crate::system::usage::{self, PAGE_CLUSTER, Room, SWAPPINESS, SlotNews, Tuned};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::path::Path;
 use std::sync::mpsc::SyncSender;
@@ -50,15 +52,22 @@ impl Running {
         let mut notes = Vec::new();
         let wanted = [(PAGE_CLUSTER, ask.page_cluster), (SWAPPINESS, ask.swappiness)];
         let tuned = state::settings(&self.files, &wanted, &mut notes);
-        let usage =
-            Usage::Swap { priority: ask.priority, tuned, ballast: ask.ballast, forced: ask.force };
+        let usage = Usage::Swap {
+            priority: ask.priority,
+            tuned,
+            ballast: ask.ballast,
+            freed_slots: ask.freed_slots,
+            forced: ask.force,
+        };
         self.carry_swap(true)?;
+        resident::begin(&self.files);
         make_present();
         self.note_usage(Some(usage.clone()))?;
         let homes = self.homes();
         let made = (true, homes.announced());
         if let Err(e) = usage::begin(&usage, &device, made, &|what| log::line(what)) {
             self.carry_swap(false)?;
+            resident::end();
             self.note_usage(None)?;
             return Err(e);
         }
@@ -85,6 +94,7 @@ impl Running {
                 priority: NO_PRIORITY,
                 tuned: Vec::new(),
                 ballast: Ballast::Off,
+                freed_slots: SlotNews::Off,
                 forced: false,
             },
             _ => {
@@ -104,6 +114,7 @@ impl Running {
         self.look_how_it_compresses();
         self.end_within(&usage, &device, usage::END_ALONE)?;
         self.carry_swap(false)?;
+        resident::end();
         state::untune(&self.files, Some(&usage));
         self.note_usage(None)?;
         let changed = |t: &Tuned| t.now().is_ok_and(|now| now != t.before);
@@ -134,9 +145,16 @@ impl Running {
 
     /// Begins to fit the volume to carrying swap. Without that, swap works, but takes more memory.
     pub(super) fn follow_swap(&self, usage: &Usage, device: &Path) {
-        let Usage::Swap { ballast, .. } = usage else { return };
+        let Usage::Swap { ballast, freed_slots, .. } = usage else { return };
         match SwapThread::start(self, device.to_owned(), *ballast) {
             Ok(thread) => *self.swap_thread.lock() = Some(thread),
+            Err(e) => log::line(&e.to_string()),
+        }
+        if *freed_slots == SlotNews::Off {
+            return;
+        }
+        match FreedSlots::start(self, device.to_owned()) {
+            Ok(thread) => *self.freed_slots.lock() = Some(thread),
             Err(e) => log::line(&e.to_string()),
         }
     }
@@ -151,6 +169,8 @@ impl Running {
     pub(super) fn end_within(&self, usage: &Usage, device: &Path, limit: Duration) -> Result<()> {
         let swap_thread = self.swap_thread.lock().take();
         drop(swap_thread);
+        let freed_slots = self.freed_slots.lock().take();
+        drop(freed_slots);
         usage::end_within(usage, device, limit).inspect_err(|_| self.follow_swap(usage, device))
     }
 

@@ -9,6 +9,7 @@ use crate::error::{Error, Result as Outcome};
 use crate::log::Policy;
 use crate::media::MadeFor;
 use crate::ram::Recompress;
+use crate::ram::store::FreedBits;
 use crate::stats::{Latencies, Stats};
 use std::sync::Arc;
 use std::time::Instant;
@@ -287,6 +288,12 @@ pub trait InMemory {
     /// Whether the machine has plenty of memory: then a small emergency reserve is enough. Until
     /// this is called it has not.
     fn memory_is_plenty(&self, plenty: bool);
+
+    /// Follows from now on which blocks' content is given up, as `bits` tell, or none.
+    fn follow_freed(&self, bits: Option<&FreedBits>);
+
+    /// Makes holes of the blocks that the followed bits give up. `stop` ends it early.
+    fn drop_freed(&self, bits: &FreedBits, stop: &dyn Fn() -> bool);
 
     /// Removes the volume's label from its spill device, once the volume is gone for good. Others
     /// may then use the device.

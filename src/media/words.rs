@@ -6,6 +6,9 @@ use super::PAGE;
 use crate::error::Result;
 use crate::sync::atomic::AtomicU64;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
+#[cfg(not(shuttle))]
+use std::sync::Arc;
 
 /// Words in a page.
 #[cfg(not(shuttle))]
@@ -34,10 +37,30 @@ impl Words {
         Ok(Self { arena })
     }
 
+    /// The array of `len` words in a file of another kind that can be mapped shared, such as a map
+    /// of the kernel's. It has whole pages, and none of them can be removed.
+    ///
+    /// # Errors
+    /// The file can't be mapped.
+    pub fn over(file: OwnedFd, name: &str, len: usize) -> Result<Self> {
+        let bytes = (len * 8).next_multiple_of(PAGE);
+        Ok(Self { arena: super::Arena::over(Arc::new(file), name, bytes)? })
+    }
+
     /// Words that may be other than zero: whole pages of them, ascending. See
     /// [`super::Arena::present`].
     pub fn present(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         self.arena.present().map(|bytes| bytes.start / 8..bytes.end / 8)
+    }
+
+    /// The number of words.
+    pub fn len(&self) -> usize {
+        self.arena.len() / 8
+    }
+
+    /// Never: it has at least a page.
+    pub fn is_empty(&self) -> bool {
+        false
     }
 
     /// Word `index`. Reading a word makes its page present.
@@ -88,8 +111,20 @@ impl Words {
         Ok(Self { words: (0..len).map(|_| AtomicU64::new(0)).collect() })
     }
 
+    pub fn over(_file: OwnedFd, _name: &str, len: usize) -> Result<Self> {
+        Ok(Self { words: (0..len).map(|_| AtomicU64::new(0)).collect() })
+    }
+
     pub fn get(&self, index: usize) -> &AtomicU64 {
         &self.words[index]
+    }
+
+    pub fn len(&self) -> usize {
+        self.words.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.words.is_empty()
     }
 
     pub fn present(&self) -> impl Iterator<Item = Range<usize>> + '_ {

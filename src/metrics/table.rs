@@ -343,6 +343,11 @@ const MEMORY: &[Metric] = &[
         "Stored blocks freed by discard or write-zeroes.",
         Source::Memory(|s| s.blocks_discarded.into()),
     ),
+    counter(
+        "ztier_swap_freed_slots_total",
+        "Stored blocks freed because the kernel freed their swap slots.",
+        Source::Memory(|s| s.freed_slots.into()),
+    ),
     gauge("ztier_segments", "Segments with live records.", Source::Memory(|s| s.segments.into())),
     counter(
         "ztier_cleaned_segments_total",

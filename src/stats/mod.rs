@@ -74,6 +74,9 @@ pub struct Stats {
     /// Blocks that were stored and are freed by a discard or write-zeroes (historic:
     /// `PagesDiscard`).
     pub blocks_discarded: u64,
+    /// Blocks of swap that were stored and are freed because the kernel has freed their slots.
+    #[serde(default)]
+    pub freed_slots: u64,
 
     /// Blocks stored as records: neither holes nor same-filled (historic: `PagesStored`).
     pub blocks_stored: u64,

@@ -32,6 +32,9 @@ pub enum Usage {
         /// When ballast makes the kernel free the slots of pages that are read back.
         #[serde(default, skip_serializing_if = "Ballast::is_auto")]
         ballast: Ballast,
+        /// Whether blocks of freed slots are dropped.
+        #[serde(default, skip_serializing_if = "SlotNews::is_auto")]
+        freed_slots: SlotNews,
         /// Use a daemon that is not safe for swap, too.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         forced: bool,
@@ -57,6 +60,24 @@ pub enum Ballast {
 }
 
 impl Ballast {
+    /// Whether it is the default, which is not written down.
+    pub fn is_auto(&self) -> bool {
+        *self == Self::Auto
+    }
+}
+
+/// Whether the kernel is asked which slots of a swap area it frees, so that their blocks are dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SlotNews {
+    /// Where the kernel can tell: the default.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+}
+
+impl SlotNews {
     /// Whether it is the default, which is not written down.
     pub fn is_auto(&self) -> bool {
         *self == Self::Auto

@@ -11,9 +11,10 @@ use shuttle::thread;
 use std::sync::Arc;
 use std::time::Instant;
 use ztier::device::{
-    Algorithm, Channel, Device, IoError, Options, Recompress, Request, SpillTo, Volume,
+    Algorithm, Channel, Device, IoError, Options, Recompress, Request, Serving, SpillTo, Volume,
 };
-use ztier::media::{Drive, DriveError, Memory};
+use ztier::media::{Drive, DriveError, Memory, Words};
+use ztier::ram::store::FreedBits;
 use ztier::ram::store::log::Reservation;
 use ztier::ram::store::planted::{Bug, plant};
 use ztier::ram::store::segment::Segments;
@@ -520,7 +521,29 @@ fn a_claim_that_comes_too_late() {
     assert_eq!(claim(&segments), 1);
 }
 
-const TESTS: [fn(); 13] = [
+/// A block that its owner gives up, and writes again while the store drops it.
+fn a_block_that_is_given_up_and_written_again() {
+    let volume = volume(32, 12);
+    let mut channel = Arc::clone(&volume).channel();
+    let bits: FreedBits = Arc::new(Words::new(&Memory::default(), "freed", 1).unwrap());
+    let memory = volume.in_memory().unwrap();
+    memory.follow_freed(Some(&bits));
+    (0..3).for_each(|number| write(&mut *channel, number, 1).unwrap());
+    bits.get(0).fetch_or(0b011, Ordering::AcqRel);
+    let dropping = {
+        let (volume, bits) = (Arc::clone(&volume), Arc::clone(&bits));
+        thread::spawn(move || volume.in_memory().unwrap().drop_freed(&bits, &|| false))
+    };
+    write(&mut *channel, 0, 2).unwrap();
+    dropping.join().unwrap();
+    volume.in_memory().unwrap().drop_freed(&bits, &|| false);
+    let versions = [0, 1, 2].map(|number| read(&mut *channel, number));
+    assert_eq!(versions, [2, 0, 1]);
+    volume.in_memory().unwrap().follow_freed(None);
+    check(&volume);
+}
+
+const TESTS: [fn(); 14] = [
     writers_of_the_same_block,
     a_reader_beside_a_writer_and_the_cleaner,
     writers_at_the_limit,
@@ -534,13 +557,14 @@ const TESTS: [fn(); 13] = [
     clusters_that_go_down_and_up,
     two_who_free_slots_beside_a_writer,
     a_claim_that_comes_too_late,
+    a_block_that_is_given_up_and_written_again,
 ];
 
 /// One test function: a planted bug holds for the whole process, so no other test may run
 /// meanwhile.
 #[test]
 fn every_schedule_holds_and_every_planted_bug_is_found() {
-    let bugs: [(Bug, fn()); 15] = [
+    let bugs: [(Bug, fn()); 17] = [
         (Bug::ReserveBeforeLock, TESTS[0]),
         (Bug::CopyWithoutCheck, TESTS[1]),
         (Bug::FreeBeforeReadersLeave, TESTS[1]),
@@ -556,6 +580,8 @@ fn every_schedule_holds_and_every_planted_bug_is_found() {
         (Bug::ClusterByNumber, TESTS[9]),
         (Bug::ClaimLate, TESTS[11]),
         (Bug::UnclaimWhatever, TESTS[12]),
+        (Bug::KeepFreedBits, TESTS[13]),
+        (Bug::TakeFreedBeforeLock, TESTS[13]),
     ];
     hold_and_find(&TESTS, &bugs, plant);
 }

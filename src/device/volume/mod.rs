@@ -26,7 +26,7 @@ use crate::ram::store::format::{BLOCKS_MAX, Home, SEGMENT_MAX, SEGMENT_MIN, SEGM
 use crate::ram::store::frames::FILE as FRAMES_FILE;
 use crate::ram::store::index::LEAF;
 use crate::ram::store::thread_counters::Counts;
-use crate::ram::store::{RESERVE_SEGMENTS, Session, Shape};
+use crate::ram::store::{FreedBits, RESERVE_SEGMENTS, Session, Shape, has_freed};
 use crate::ram::{Pass, Ram, Recompressed};
 use crate::ram::{Recompress, SpillTo};
 use crate::stats::drives::Role;
@@ -343,6 +343,7 @@ impl Volume {
             disk_size_bytes: self.size_now(),
             ram_limit_bytes: budget.limit(),
             blocks_discarded: at_least_0(counts.discarded),
+            freed_slots: at_least_0(counts.freed),
             blocks_stored: stored,
             blocks_same: same,
             blocks_zero: zero,
@@ -629,6 +630,21 @@ impl InMemory for Volume {
 
     fn memory_is_plenty(&self, plenty: bool) {
         self.ram.memory_is_plenty(plenty);
+    }
+
+    fn follow_freed(&self, bits: Option<&FreedBits>) {
+        self.ram.store().follow_freed(bits);
+    }
+
+    fn drop_freed(&self, bits: &FreedBits, stop: &dyn Fn() -> bool) {
+        let words = (self.size_now() / BLOCK_SIZE as u64).div_ceil(64);
+        for word in (0..words.min(bits.len() as u64)).filter(|word| has_freed(bits, *word)) {
+            // Held for a word's blocks, because others wait for this session.
+            let mut inspector = self.inspector.lock();
+            let Some(session) = inspector.as_mut().filter(|_| !stop()) else { return };
+            let _turn = self.turn();
+            self.ram.store().drop_freed(session, word);
+        }
     }
 
     fn disown(&self) {

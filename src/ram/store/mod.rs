@@ -6,6 +6,8 @@
 //! these steps, and none of them waits for another thread. A read takes no lock: it pins an epoch,
 //! loads the entry, checks the record and decodes it.
 //!
+//! Blocks that their owner gives up without a request become holes ([`Store::drop_freed`]).
+//!
 //! The store never makes room. When it lacks room it says what is missing ([`Blocked`]), and the
 //! tier above opens a segment, cleans, or gives up.
 //!
@@ -25,6 +27,7 @@ mod cluster;
 pub mod epoch;
 pub mod format;
 pub mod frames;
+mod freed;
 pub mod index;
 pub mod log;
 pub mod planted;
@@ -40,6 +43,7 @@ mod window;
 mod write;
 
 pub use clean::Cleaned;
+pub use freed::{FreedBits, has_freed};
 pub use read::{Stopped, Version, Why};
 pub use recompress::{Ended, How, Pack, Tried};
 pub use session::{ReadAgain, Session};
@@ -118,9 +122,11 @@ pub struct Store {
     budget: Budget,
 }
 
+/// The lock of some groups of blocks, with the bits of those that were freed, if the store follows
+/// them.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Stripe(Mutex<()>);
+struct Stripe(Mutex<Option<FreedBits>>);
 
 /// Memory that is not needed any more but that readers may still look at.
 #[derive(Debug)]
@@ -297,7 +303,7 @@ impl Store {
         self.shape.slots > 0 || self.watching.load(Ordering::Relaxed)
     }
 
-    fn stripe(&self, block: u64) -> MutexGuard<'_, ()> {
+    fn stripe(&self, block: u64) -> MutexGuard<'_, Option<FreedBits>> {
         self.stripes[(block / GROUP as u64) as usize % STRIPES].0.lock()
     }
 }

@@ -42,6 +42,10 @@ pub enum Bug {
     ClaimLate = 14,
     /// A thread whose claim came too late ends the claim on whichever segment has the number now.
     UnclaimWhatever = 15,
+    /// A write does not take back the bits of blocks that were freed before it.
+    KeepFreedBits = 16,
+    /// The bits of freed blocks are taken before the stripe lock is, so a write comes between.
+    TakeFreedBeforeLock = 17,
 }
 
 crate::planted::plantable!(Bug, shuttle);

@@ -72,6 +72,8 @@ counts! {
     headers,
     /// Blocks freed by discards and write-zeroes.
     discarded,
+    /// Blocks freed because their owner had given them up.
+    freed,
     /// Records that were damaged when read.
     corrupt,
     /// Blocks moved by the cleaner.

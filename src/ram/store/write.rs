@@ -1,6 +1,8 @@
 //! Writes: stage (compress) first, then *check, reserve, fill, publish* under the stripe lock.
 
 use super::format::{Entry, HEADER, Header, Home, Location, RECORD_MAX, check_word, digest};
+use super::freed::keep;
+use super::index::Retained;
 use super::log::Reservation;
 use super::planted::{Bug, on};
 use super::read::Version;
@@ -92,6 +94,8 @@ impl Store {
         let changed = |version| self.version(self.index.load(first)) != version;
         if expect.is_some_and(changed) && !on(Bug::ModifyWithoutCheck) {
             blocked = Some(Blocked::Changed);
+        } else {
+            keep(guard.as_ref(), first + skip as u64, count - skip);
         }
         while blocked.is_none() && done < count {
             let Some((n, room)) = early.take().or_else(|| self.reserve_some(session, done)) else {
@@ -201,18 +205,30 @@ impl Store {
         let entry = if zeros { Entry::ZERO } else { Entry::HOLE };
         let (mut delta, mut counts) = (0, Counts::default());
         let guard = self.stripe(first);
+        keep(guard.as_ref(), first, count);
         for block in first..first + count as u64 {
-            let old = self.index.load(block);
-            if old == entry {
-                continue;
-            }
-            let old = self.index.swap(&leaf, block, entry);
-            delta += i64::from(zeros) - i64::from(!old.is_hole());
-            counts.discarded += i64::from(!old.is_hole());
-            self.account(&mut counts, old.home(), entry.home());
+            self.drop_block(&leaf, block, entry, (&mut delta, &mut counts));
         }
         drop(guard);
         self.index.release(&leaf, delta);
         session.count(&counts);
+    }
+
+    /// Makes a block a hole or written zeros, as `entry` says. The caller holds its stripe lock, and
+    /// adds up the change of the leaf's entries and the counts.
+    pub(super) fn drop_block(
+        &self,
+        leaf: &Retained,
+        block: u64,
+        entry: Entry,
+        (delta, counts): (&mut i64, &mut Counts),
+    ) {
+        if self.index.load(block) == entry {
+            return;
+        }
+        let old = self.index.swap(leaf, block, entry);
+        *delta += i64::from(old.is_hole()) - i64::from(entry.is_hole());
+        counts.discarded += i64::from(!old.is_hole());
+        self.account(counts, old.home(), entry.home());
     }
 }

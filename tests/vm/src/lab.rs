@@ -103,8 +103,8 @@ impl Lab {
     /// On any other failure.
     #[must_use]
     #[expect(clippy::print_stdout, reason = "what the test runner counts")]
-    pub fn for_test(programs: &[&str]) -> Option<Self> {
-        match Self::open(programs) {
+    pub fn for_test(flavour: Flavour, programs: &[&str]) -> Option<Self> {
+        match Self::of(flavour, programs) {
             Ok(lab) => Some(lab),
             Err(Trouble::Absent(why)) => {
                 println!("skipped: {why}");

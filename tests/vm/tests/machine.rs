@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::time::{Duration, Instant};
+use ztier_vm::kernel::Flavour;
 use ztier_vm::{Drive, Lab, Machine, Setup};
 
 const SOON: Duration = Duration::from_secs(60);
@@ -13,7 +14,7 @@ fn ok(machine: &Machine, script: &str) -> String {
 
 /// The laboratory, and the right to run machines, after at most 20 minutes of other tests.
 fn lab() -> Option<(Lab, ztier_vm::cache::Lock)> {
-    let lab = Lab::for_test(&[])?;
+    let lab = Lab::for_test(Flavour::default(), &[])?;
     let turn = lab.turn(Duration::from_secs(1200)).unwrap();
     Some((lab, turn))
 }

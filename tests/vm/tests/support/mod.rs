@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 use ztier_vm::cache::Lock;
+use ztier_vm::kernel::Flavour;
 use ztier_vm::{Lab, Machine, Setup};
 
 /// Limit on the time of a step. An emulated CPU is slow, and may have to share a real one.
@@ -15,7 +16,12 @@ pub fn lab() -> Option<(Lab, Lock)> {
 
 /// As [`lab`], with these programs of the workspace in the machines.
 pub fn lab_with(programs: &[&str]) -> Option<(Lab, Lock)> {
-    let lab = Lab::for_test(programs)?;
+    lab_of(Flavour::default(), programs)
+}
+
+/// As [`lab_with`], with a kernel of this flavour.
+pub fn lab_of(flavour: Flavour, programs: &[&str]) -> Option<(Lab, Lock)> {
+    let lab = Lab::for_test(flavour, programs)?;
     let turn = lab.turn(Duration::from_secs(1800)).unwrap();
     Some((lab, turn))
 }
