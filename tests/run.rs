@@ -19,8 +19,8 @@ use support::machine::Turn;
 use support::sandbox::{Done, Guard, Sandbox, eventually, finish, finish_within};
 use support::shell::missing;
 
-/// The MiB that [`load`] fills and compares, its number of passes, 1 for noise, and the milliseconds
-/// that it pauses after each MiB; if set, this test binary is the program.
+/// The MiB that [`load`] fills and compares, its number of passes, 1 for noise, and the
+/// milliseconds that it pauses after each MiB; if set, this test binary is the program.
 const LOAD: &str = "ZTIER_TEST_LOAD";
 
 /// No test by itself: fills memory with noise or with pages that compress to half, and compares it.

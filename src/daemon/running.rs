@@ -130,11 +130,7 @@ pub fn run(
 ) -> Result<End> {
     let Order { plan, paths, patience, foreground, follows, wanted } = order;
     let unprepared = serve::prepare(&plan)?;
-    paths.prepare()?;
-    let files = paths.volume(&plan.name);
-    if matches!(plan.usage, Some(Usage::Swap { .. })) {
-        resident::begin(&files);
-    }
+    let files = files_of(&plan, paths)?;
     let (events, inbox) = mpsc::sync_channel(EVENTS);
     let Some(lock) = Lock::acquire_while(&files, patience, wanted)? else {
         return Err(already_up(paths, &plan.name));
@@ -195,6 +191,16 @@ pub fn run(
     };
     running.end(end, presence);
     Ok(end)
+}
+
+/// The files of a volume, in a directory that is there.
+fn files_of(plan: &Plan, paths: &Paths) -> Result<VolumeFiles> {
+    paths.prepare()?;
+    let files = paths.volume(&plan.name);
+    if matches!(plan.usage, Some(Usage::Swap { .. })) {
+        resident::begin(&files);
+    }
+    Ok(files)
 }
 
 fn already_up(paths: &Paths, name: &str) -> Error {

@@ -66,7 +66,7 @@ impl Ballast {
     }
 }
 
-/// Whether the kernel is asked which slots of a swap area it frees, so that their blocks are dropped.
+/// Whether the kernel is asked which slots of a swap area it frees, to drop their blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SlotNews {

@@ -1,8 +1,8 @@
 //! The process that has the ballast: `ztier ballast NAME`, started by the daemon of a volume.
 //!
-//! Its orders (see [`crate::daemon::companion`]) are numbers of bytes: first the most that will ever
-//! be asked for, then how much to have. The answer is how much is swapped out now. The process ends
-//! with its input, and the kernel then frees the slots without reading them.
+//! Its orders (see [`crate::daemon::companion`]) are numbers of bytes: first the most that will
+//! ever be asked for, then how much to have. The answer is how much is swapped out now. The process
+//! ends with its input, and the kernel then frees the slots without reading them.
 //!
 //! Invariants: its own code and stack are locked in memory; no page of ballast stays in memory; it
 //! comes before other processes to give way, and not to grow.

@@ -2,8 +2,8 @@
 //!
 //! One is entered with `zswap_invalidate(entry)`, which the kernel calls for each slot that it
 //! frees before the slot can be used again, with or without zswap. It sets the slot's bit if the
-//! entry is of the watched area. The other is entered with `zswap_swapoff(area)`: it ends the watch,
-//! because the number of an area is given to another one later.
+//! entry is of the watched area. The other is entered with `zswap_swapoff(area)`: it ends the
+//! watch, because the number of an area is given to another one later.
 //!
 //! They are so short that they are written here as instructions: a library that compiles or loads
 //! programs would take more memory than all else of a daemon. Encoding: the kernel's
@@ -101,7 +101,7 @@ fn address(register: u8, map: i32) -> [Instruction; 2] {
     [(0x18, register, 2, 0, map), (0, 0, 0, 0, 0)]
 }
 
-/// Sets the bit of a slot of the watched area: `maps` are the bits, in so many `words`, and the
+/// Sets the bit of a slot of the watched area. The maps have the bits, in `words` words, and the
 /// number of the area.
 fn freed([bits, area]: [i32; 2], words: i32) -> Vec<Instruction> {
     let mut all = vec![

@@ -214,8 +214,8 @@ impl Store {
         session.count(&counts);
     }
 
-    /// Makes a block a hole or written zeros, as `entry` says. The caller holds its stripe lock, and
-    /// adds up the change of the leaf's entries and the counts.
+    /// Makes a block a hole or written zeros, as `entry` says. The caller holds its stripe lock,
+    /// and adds up the change of the leaf's entries and the counts.
     pub(super) fn drop_block(
         &self,
         leaf: &Retained,

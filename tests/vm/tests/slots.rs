@@ -132,8 +132,9 @@ fn restarted_area(machine: &Machine, loads: &mut Vec<Task>) {
     ok(
         machine,
         "umount /mnt && mount /dev/ztier/v /mnt && sha256sum -c /tmp/sum && umount /mnt && \
-         echo max >/sys/fs/cgroup/load/memory.max && swapoff /dev/loop0 && losetup -d /dev/loop0 && \
-         rm /tmp/other && mkswap /dev/ztier/v >/dev/null && swapon -d /dev/ztier/v && \
+         echo max >/sys/fs/cgroup/load/memory.max && swapoff /dev/loop0 && \
+         losetup -d /dev/loop0 && rm /tmp/other && \
+         mkswap /dev/ztier/v >/dev/null && swapon -d /dev/ztier/v && \
          echo 24M >/sys/fs/cgroup/load/memory.max",
     );
     follows(machine, 3);
