@@ -383,6 +383,7 @@ fn what_was_given_up_is_not_carried_out() {
         swappiness: Some(1),
         ballast: Ballast::Auto,
         freed_slots: SlotNews::Auto,
+        on_full: None,
         force: true,
     };
     revoked(&Request::Swapon(on));

@@ -372,6 +372,7 @@ fn record_swap(golden: &Path) {
         swappiness: Some(100),
         ballast: Ballast::Auto,
         freed_slots: SlotNews::Auto,
+        on_full: None,
         force: true,
     };
     let mut said = String::new();

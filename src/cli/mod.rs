@@ -29,13 +29,14 @@ mod up;
 
 use crate::config::{Paths, name};
 use crate::control::Client;
-use crate::daemon::{self, Found, ballast, freed_slots};
+use crate::daemon::{self, Found, ballast, freed_slots, hook};
 use crate::error::{Error, Result};
 use crate::remedy;
 use crate::stats::{About, Health, time};
 use crate::system::helper;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -95,6 +96,12 @@ enum Command {
         /// Name of the volume
         name: String,
     },
+    /// Runs a program when swap is nearly full; started by a daemon.
+    #[command(hide = true)]
+    Hook {
+        /// The program.
+        program: PathBuf,
+    },
     /// Keeps ballast in the swap area of a volume; started by its daemon.
     #[command(hide = true)]
     Ballast {
@@ -122,6 +129,7 @@ fn internal() -> Option<Command> {
         [freed_slots::WORD, name] if !name.starts_with('-') => {
             Some(Command::Slots { name: name.to_owned() })
         }
+        [hook::WORD, program] => Some(Command::Hook { program: program.into() }),
         [ballast::WORD, name] if !name.starts_with('-') => {
             Some(Command::Ballast { name: name.to_owned() })
         }
@@ -169,6 +177,7 @@ pub fn main() -> ExitCode {
         Command::Daemon { .. } => daemon::detached_main(),
         Command::Helper { task } => helper::main(&task),
         Command::Slots { name } => daemon::freed_slots::main(&name),
+        Command::Hook { program } => hook::main(&program),
         Command::Ballast { name } => daemon::ballast::main(&name),
         Command::MemoryHolder { .. } => daemon::memory_holder::main(),
     };
@@ -252,7 +261,7 @@ fn ill(volume: &str, stats: &crate::stats::Stats) -> Option<Error> {
         About::Loss => remedy::LOST.of(volume),
         About::Log if worst.health == Health::Failed => remedy::LOG_FAILED.into(),
         About::Log => remedy::LOG_WORN.of(volume),
-        About::Spill | About::Room => remedy::SPILL_FAILS.into(),
+        About::Spill | About::Room | About::Swap => remedy::SPILL_FAILS.into(),
         About::Drive(..) => remedy::DRIVE_FAILS.into(),
     };
     Some(Error::degraded(format!("volume `{volume}`: {}", texts.join(", and "))).hint(remedy))

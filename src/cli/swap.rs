@@ -4,13 +4,13 @@ use super::progress_line::ProgressLine;
 use super::up::word;
 use super::{client, output};
 use crate::config::size::human;
-use crate::config::usage::{DEFAULT_PRIORITY, HIGHEST_PRIORITY};
+use crate::config::usage::{DEFAULT_PRIORITY, HIGHEST_PRIORITY, on_full};
 use crate::config::{Ballast, Paths, SlotNews, name};
 use crate::control::{Request, Swapon, Swapping};
 use crate::error::{Error, Result};
 use crate::system::usage::{END_ALONE, Tuned, swapped};
 use clap::Args;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -89,6 +89,9 @@ pub struct On {
     #[arg(long, value_name = "WHEN", default_value = "auto",
           value_parser = word::<SlotNews>(&["auto", "off"]))]
     freed_slots: SlotNews,
+    /// Run PROGRAM when memory and swap are nearly full, and when that is over
+    #[arg(long, value_name = "PROGRAM")]
+    on_full: Option<PathBuf>,
     /// Overwrite what is on the device, and go on without what makes the daemon safe for swap
     #[arg(long)]
     force: bool,
@@ -107,6 +110,7 @@ impl On {
             swappiness: Setting::or(self.swappiness, SWAPPINESS),
             ballast: self.ballast,
             freed_slots: self.freed_slots,
+            on_full: on_full(self.on_full.as_deref())?,
             force: self.force,
         });
         let done: Swapping = client.ask(&request, PATIENCE_TO_BEGIN)?;

@@ -161,6 +161,9 @@ pub struct Up {
     /// tells which [default: auto]
     #[arg(long, value_name = "WHEN", value_parser = word::<SlotNews>(&["auto", "off"]))]
     freed_slots: Option<SlotNews>,
+    /// With --use swap: run PROGRAM when memory and swap are nearly full, and when that is over
+    #[arg(long, value_name = "PROGRAM")]
+    on_full: Option<PathBuf>,
     /// Wait this long for the drives (--backing, --log, --spill) to appear
     #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
     wait: u32,
@@ -351,6 +354,7 @@ impl Up {
             priority: self.priority,
             ballast: self.ballast,
             freed_slots: self.freed_slots,
+            on_full: self.on_full.clone(),
             allow_readable: self.allow_readable.then_some(true),
             log_uuid: None,
             backing_id: None,

@@ -102,6 +102,9 @@ pub struct Settings {
     /// Whether blocks of its freed slots are dropped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub freed_slots: Option<SlotNews>,
+    /// A program that is run when memory and that swap space are nearly full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_full: Option<PathBuf>,
     /// Files for log and spill device may be readable or writable for other users.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_readable: Option<bool>,
@@ -115,7 +118,7 @@ pub struct Settings {
 }
 
 /// All keys of the file, in the order in which it is written.
-pub const KEYS: [&str; 30] = [
+pub const KEYS: [&str; 31] = [
     "size",
     "backing",
     "log",
@@ -143,6 +146,7 @@ pub const KEYS: [&str; 30] = [
     "priority",
     "ballast",
     "freed-slots",
+    "on-full",
     "allow-readable",
     "log-uuid",
     "backing-id",
@@ -263,6 +267,7 @@ impl Settings {
             priority: self.priority.or(base.priority),
             ballast: self.ballast.or(base.ballast),
             freed_slots: self.freed_slots.or(base.freed_slots),
+            on_full: self.on_full.or(base.on_full),
             allow_readable: self.allow_readable.or(base.allow_readable),
             log_uuid: self.log_uuid.or(base.log_uuid),
             backing_id: self.backing_id.or(base.backing_id),
@@ -322,6 +327,7 @@ mod tests {
             priority: Some(7),
             ballast: Some(Ballast::Off),
             freed_slots: Some(SlotNews::Off),
+            on_full: Some("/bin/true".into()),
             allow_readable: Some(true),
             log_uuid: Some("0123456789abcdef0123456789abcdef".into()),
             backing_id: Some("0123456789abcdef".into()),

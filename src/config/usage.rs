@@ -9,6 +9,7 @@ use super::plan::Export;
 use crate::error::{Error, Result};
 pub use crate::system::job::Job;
 pub use crate::system::usage::{Ballast, SlotNews, Usage};
+use rustix::fs::{Access, access};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -41,6 +42,7 @@ pub(super) fn resolve(settings: &Settings, export: &Export) -> Result<Option<Usa
                 tuned: Vec::new(),
                 ballast: settings.ballast.unwrap_or_default(),
                 freed_slots: settings.freed_slots.unwrap_or_default(),
+                on_full: on_full(settings.on_full.as_deref())?,
                 forced: false,
             }
         }
@@ -76,7 +78,8 @@ fn refuse_rest(settings: &Settings) -> Result<()> {
 fn refuse_of_swap(settings: &Settings) -> Result<()> {
     refuse("priority", settings.priority.is_some(), "use = \"swap\"")?;
     refuse("ballast", settings.ballast.is_some(), "use = \"swap\"")?;
-    refuse("freed-slots", settings.freed_slots.is_some(), "use = \"swap\"")
+    refuse("freed-slots", settings.freed_slots.is_some(), "use = \"swap\"")?;
+    refuse("on-full", settings.on_full.is_some(), "use = \"swap\"")
 }
 
 fn refuse(key: &str, given: bool, with: &str) -> Result<()> {
@@ -94,6 +97,23 @@ fn priority(settings: &Settings) -> Result<i32> {
     }
     Err(Error::usage(format!("swap can't have priority {priority}"))
         .hint(format!("give 0 to {HIGHEST_PRIORITY}")))
+}
+
+/// The program that is run when memory and swap are nearly full.
+///
+/// # Errors
+/// It is no program, or its path is relative: nothing says to what.
+pub fn on_full(program: Option<&Path>) -> Result<Option<PathBuf>> {
+    let Some(program) = program else { return Ok(None) };
+    let what = || format!("{} can't be run on-full", program.display());
+    if !program.is_absolute() {
+        return Err(Error::usage(what()).hint("give its whole path, like /usr/local/sbin/relieve"));
+    }
+    let can = program.is_file() && access(program, Access::EXEC_OK).is_ok();
+    match can {
+        true => Ok(Some(program.to_owned())),
+        false => Err(Error::usage(what()).hint("give a program: a file with `chmod +x`")),
+    }
 }
 
 fn mount(point: Option<&Path>) -> Result<PathBuf> {

@@ -146,7 +146,7 @@ pub struct LeftInLog {
 }
 
 /// Settings of a device as swap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Swapon {
     /// The kernel uses swap of higher priority first.
     pub priority: i32,
@@ -159,6 +159,9 @@ pub struct Swapon {
     /// Whether blocks of freed slots are dropped.
     #[serde(default, skip_serializing_if = "SlotNews::is_auto")]
     pub freed_slots: SlotNews,
+    /// A program that is run when memory and swap are nearly full, and when that is over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_full: Option<PathBuf>,
     /// When the swap area has ballast.
     #[serde(default, skip_serializing_if = "Ballast::is_auto")]
     pub ballast: Ballast,

@@ -125,7 +125,13 @@ impl Running {
 
     fn stats_by(&self, plan: &Plan) -> Stats {
         let stats = self.volume.stats();
-        let stats = Stats { room_bytes: room(&stats, plan), ..stats };
+        let swap = self.swap_room();
+        let stats = Stats {
+            room_bytes: room(&stats, plan),
+            swap_room_bytes: swap.map(|(room, _)| room),
+            swap_nearly_full: swap.is_some_and(|(_, full)| full),
+            ..stats
+        };
         Stats { health: stats.health_at(time::now()), ..stats }
     }
 

@@ -1,23 +1,31 @@
 //! The thread that fits a volume that carries swap to the machine: what makes the kernel free slots
-//! ([`Lever`]) to the use of swap, the emergency reserve to the memory that the machine has.
+//! ([`Lever`]) to the use of swap, the emergency reserve to the memory that the machine has. It also
+//! warns when memory and swap are nearly full ([`Shortage`]).
 //!
-//! Invariant: without a look at the machine's memory the reserve is a large one.
+//! Invariants: without a look at the machine's memory the reserve is a large one; the thread waits
+//! for nothing but ballast.
 
 use super::ballast::Fitting;
+use super::hook::{Hook, News};
 use super::itself;
+use super::room::room;
 use super::running::Running;
+use super::shortage::{Room, Shortage};
+use super::signals::Event;
 use super::swap_high::SwapHigh;
 use crate::device::Worker;
 use crate::error::Result;
 use crate::limit::Sampler;
-use crate::system::usage::Ballast;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::system::usage::{Ballast, swap_with};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Interval between looks at the machine's memory, and the longest between looks at its swap.
 const LOOK: Duration = Duration::from_millis(250);
+/// Interval between looks at the room for pages while half of all is free.
+const FAR: Duration = Duration::from_secs(1);
 /// Memory is plenty if this part of it is available, and [`PLENTY`].
 const PLENTY_PART: u64 = 4;
 /// Bytes; more than programs take between two looks.
@@ -53,52 +61,97 @@ impl Lever {
     }
 }
 
+/// What other threads read of this one's.
+#[derive(Debug)]
+struct Seen {
+    /// Bytes of the swap area that are ballast.
+    ballast: Arc<AtomicU64>,
+    /// Bytes of pages for which there is room; [`UNKNOWN`] before the first look.
+    room: AtomicU64,
+    nearly_full: AtomicBool,
+}
+
+/// See [`Seen`].
+const UNKNOWN: u64 = u64::MAX;
+
 /// The thread; dropping this ends it, and the ballast.
 pub(super) struct SwapThread {
-    ballast: Arc<AtomicU64>,
+    seen: Arc<Seen>,
     _thread: Worker,
 }
 
 impl SwapThread {
-    /// Starts the thread for `running`, whose `device` is swap.
+    /// Starts the thread for `running`, whose `device` is swap. `on_full` is run when memory and
+    /// swap are nearly full, and when that is over.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(super) fn start(running: &Running, device: PathBuf, when: Ballast) -> Result<Self> {
+    pub(super) fn start(
+        running: &Running,
+        device: PathBuf,
+        when: Ballast,
+        on_full: Option<&Path>,
+    ) -> Result<Self> {
         let ballast = Arc::default();
-        let mut lever = Lever::of(running, device, when, Arc::clone(&ballast));
-        let mut memory = MachineMemory::new();
+        let mut lever = Lever::of(running, device.clone(), when, Arc::clone(&ballast));
+        let seen = Seen { ballast, room: UNKNOWN.into(), nearly_full: false.into() };
+        let seen = Arc::new(seen);
+        let name = running.name.clone();
+        let hook = on_full.map(|program| Hook::start(program.to_owned(), name)).transpose()?;
+        let mut machine = Watch::new(device, Arc::clone(&seen), hook);
         let thread =
             Worker::start("ztier-swap", Weak::clone(&running.me), move |running, stop| {
                 // When swap fills beside busy processors, ballast has to give way in time.
                 itself::come_first(true);
                 while !stop.load(Ordering::Acquire) {
-                    if memory.is_due() {
+                    if machine.is_due() {
                         let Some(running) = running.upgrade() else { return };
-                        memory.look(&running);
+                        machine.look(&running);
                     }
                     std::thread::park_timeout(lever.step().min(LOOK));
                 }
             })?;
-        Ok(Self { ballast, _thread: thread })
+        Ok(Self { seen, _thread: thread })
     }
 
     /// Bytes of the swap area that are ballast now.
     pub(super) fn ballast_bytes(&self) -> u64 {
-        self.ballast.load(Ordering::Acquire)
+        self.seen.ballast.load(Ordering::Acquire)
+    }
+
+    /// Bytes of pages for which memory and swap have room, and whether they are nearly full; `None`
+    /// while that is unknown.
+    pub(super) fn room(&self) -> Option<(u64, bool)> {
+        let room = Some(self.seen.room.load(Ordering::Acquire)).filter(|room| *room != UNKNOWN)?;
+        Some((room, self.seen.nearly_full.load(Ordering::Acquire)))
     }
 }
 
-/// Whether the machine, or the control group of this process, has plenty of memory.
-struct MachineMemory {
+/// Looks at the memory of the machine, or of the control group of this process, and at its swap.
+struct Watch {
+    device: PathBuf,
     sampler: Sampler,
     looked: Option<Instant>,
     plenty: bool,
+    shortage: Shortage,
+    /// Until when there is too much room to look at it.
+    far: Option<Instant>,
+    seen: Arc<Seen>,
+    hook: Option<Hook>,
 }
 
-impl MachineMemory {
-    fn new() -> Self {
-        Self { sampler: Sampler::of_this_machine(), looked: None, plenty: false }
+impl Watch {
+    fn new(device: PathBuf, seen: Arc<Seen>, hook: Option<Hook>) -> Self {
+        Self {
+            device,
+            sampler: Sampler::of_this_machine(),
+            looked: None,
+            plenty: false,
+            shortage: Shortage::default(),
+            far: None,
+            seen,
+            hook,
+        }
     }
 
     fn is_due(&self) -> bool {
@@ -114,6 +167,28 @@ impl MachineMemory {
         if let Some(memory) = running.volume.in_memory() {
             memory.memory_is_plenty(self.plenty);
         }
+        let far = self.far.is_some_and(|until| Instant::now() < until);
+        if let Some(available) = machine.available_bytes.filter(|_| !far) {
+            self.warn(running, (machine.total_bytes, available));
+        }
+    }
+
+    /// Says when memory and swap are nearly full, and when they are no longer.
+    fn warn(&mut self, running: &Running, memory: (u64, u64)) {
+        let Some(swap) = swap_with(&self.device) else { return };
+        let takes = room(&running.volume.stats(), &running.state.lock().plan);
+        let room = Room::of(memory, &swap, (self.seen.ballast.load(Ordering::Acquire), takes));
+        let full = self.shortage.look(room, self.sampler.stalled_us(), Instant::now());
+        self.seen.room.store(room.free, Ordering::Release);
+        self.far = (room.free > room.total / 2).then(|| Instant::now() + FAR);
+        if self.seen.nearly_full.swap(full, Ordering::AcqRel) == full {
+            return;
+        }
+        if let Some(hook) = &self.hook {
+            hook.tell(News { full, room: room.free });
+        }
+        // If the queue is full, the main thread is busy with what it says anyway.
+        let _ = running.events.lock().try_send(Event::Trouble);
     }
 }
 

@@ -57,6 +57,7 @@ impl Running {
             tuned,
             ballast: ask.ballast,
             freed_slots: ask.freed_slots,
+            on_full: ask.on_full.clone(),
             forced: ask.force,
         };
         self.carry_swap(true)?;
@@ -95,6 +96,7 @@ impl Running {
                 tuned: Vec::new(),
                 ballast: Ballast::Off,
                 freed_slots: SlotNews::Off,
+                on_full: None,
                 forced: false,
             },
             _ => {
@@ -145,8 +147,8 @@ impl Running {
 
     /// Begins to fit the volume to carrying swap. Without that, swap works, but takes more memory.
     pub(super) fn follow_swap(&self, usage: &Usage, device: &Path) {
-        let Usage::Swap { ballast, freed_slots, .. } = usage else { return };
-        match SwapThread::start(self, device.to_owned(), *ballast) {
+        let Usage::Swap { ballast, freed_slots, on_full, .. } = usage else { return };
+        match SwapThread::start(self, device.to_owned(), *ballast, on_full.as_deref()) {
             Ok(thread) => *self.swap_thread.lock() = Some(thread),
             Err(e) => log::line(&e.to_string()),
         }
@@ -162,6 +164,12 @@ impl Running {
     /// Bytes of the swap area that are ballast.
     pub(super) fn ballast_bytes(&self) -> u64 {
         self.swap_thread.lock().as_ref().map_or(0, SwapThread::ballast_bytes)
+    }
+
+    /// Bytes of pages for which the machine has room, and whether it is nearly full; `None` while
+    /// the volume is no swap.
+    pub(super) fn swap_room(&self) -> Option<(u64, bool)> {
+        self.swap_thread.lock().as_ref().and_then(SwapThread::room)
     }
 
     /// Ends the use `usage` of the device within `limit`, and first its ballast, which must not

@@ -75,6 +75,12 @@ impl Sampler {
         group.as_ref().map_or(machine, |group| group.sample(machine, buffer))
     }
 
+    /// Microseconds in which some task waited for memory, as in [`Machine::stalled_us`].
+    pub fn stalled_us(&mut self) -> Option<u64> {
+        let own = self.group.as_ref().map_or(self.pressure.as_ref(), |g| g.pressure.as_ref());
+        read(own, &mut self.buffer).and_then(pressure::stalled_us)
+    }
+
     fn meminfo(&mut self) -> Machine {
         let text = read(self.meminfo.as_ref(), &mut self.buffer);
         let number = |key| text.and_then(|text| field(text, key));

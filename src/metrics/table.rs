@@ -348,6 +348,11 @@ const MEMORY: &[Metric] = &[
         "Stored blocks freed because the kernel freed their swap slots.",
         Source::Memory(|s| s.freed_slots.into()),
     ),
+    gauge(
+        "ztier_swap_room_bytes",
+        "Pages for which the machine's memory and swap have room.",
+        Source::Memory(|s| s.swap_room_bytes.unwrap_or(0).into()),
+    ),
     gauge("ztier_segments", "Segments with live records.", Source::Memory(|s| s.segments.into())),
     counter(
         "ztier_cleaned_segments_total",

@@ -56,6 +56,8 @@ pub enum About {
     Spill,
     /// Memory, and the spill device, will be full before the volume is.
     Room,
+    /// The machine's memory and swap are nearly full.
+    Swap,
     /// A drive has failed requests of a kind, for a reason (an errno).
     Drive(Role, Operation, i32),
 }
@@ -96,6 +98,14 @@ impl Stats {
             );
             Trouble::new(Health::Filling, About::Room, text)
         }));
+        if self.swap_nearly_full {
+            let room = self.swap_room_bytes.unwrap_or(0) >> 20;
+            let text = format!(
+                "the machine's memory and swap are nearly full: there is room for {room} MiB more, \
+                 then the kernel ends programs; end some first"
+            );
+            all.push(Trouble::new(Health::Filling, About::Swap, text));
+        }
         for drive in &self.drives {
             let recent = |failure: &&Failure| failure.last_unix_s + RECENT > now;
             all.extend(drive.failures.iter().filter(recent).map(|failure| {

@@ -77,6 +77,12 @@ pub struct Stats {
     /// Blocks of swap that were stored and are freed because the kernel has freed their slots.
     #[serde(default)]
     pub freed_slots: u64,
+    /// Bytes of programs' pages for which memory and swap have room, while this volume is swap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub swap_room_bytes: Option<u64>,
+    /// Whether that is so little that memory and swap are nearly full.
+    #[serde(default)]
+    pub swap_nearly_full: bool,
 
     /// Blocks stored as records: neither holes nor same-filled (historic: `PagesStored`).
     pub blocks_stored: u64,

@@ -35,6 +35,9 @@ pub enum Usage {
         /// Whether blocks of freed slots are dropped.
         #[serde(default, skip_serializing_if = "SlotNews::is_auto")]
         freed_slots: SlotNews,
+        /// A program that is run when memory and swap are nearly full, and when that is over.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        on_full: Option<PathBuf>,
         /// Use a daemon that is not safe for swap, too.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         forced: bool,

@@ -77,6 +77,7 @@ fn end_swap(shown: &Path) {
         tuned: Vec::new(),
         ballast: Ballast::Off,
         freed_slots: SlotNews::Off,
+        on_full: None,
         forced: true,
     };
     let device = shown.to_owned();

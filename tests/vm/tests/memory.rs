@@ -7,7 +7,7 @@
 mod support;
 
 use std::time::Duration;
-use support::{lab, nothing_left, ok, setup, times};
+use support::{lab, nothing_left, ok, setup, stolen, times};
 use ztier_vm::Machine;
 
 /// Limit, in ms, on the time that requests may wait while the device completes none, on emulated
@@ -58,12 +58,6 @@ for file in /mnt/[0-4]; do
     cat /tmp/noise /tmp/noise /tmp/noise /tmp/noise | cmp - $file || exit 1
 done
 "#;
-
-/// Milliseconds of CPU time stolen from this machine, since its start.
-fn stolen() -> u64 {
-    let stat = std::fs::read_to_string("/proc/stat").unwrap();
-    stat.split_whitespace().nth(8).map_or(0, |ticks| ticks.parse::<u64>().unwrap() * 10)
-}
 
 /// Asserts that the kernel has reported no hung or killed task.
 fn no_task_hung(machine: &Machine) {

@@ -103,7 +103,7 @@ fn twice_the_memory(machine: &Machine) {
 fn slots_freed(machine: &Machine) {
     let wait_until = |what: &str| {
         format!(
-            r#"for i in $(seq 300); do
+            r#"for i in $(seq 800); do
                 high=$(cat /sys/fs/cgroup/ztier-job.*/memory.swap.high)
                 stored=$(ztier status job --json | grep -m 1 orig_data_bytes | tr -dc 0-9)
                 {what} && exit 0

@@ -64,6 +64,12 @@ pub fn nothing_left(machine: &Machine) {
     panic!("left behind: {left}{}", ok(machine, "tail -n 20 /run/ztier/*.log 2>&-; true"));
 }
 
+/// Milliseconds of CPU time stolen from the machine that runs the tests, since its start.
+pub fn stolen() -> u64 {
+    let stat = std::fs::read_to_string("/proc/stat").unwrap();
+    stat.split_whitespace().nth(8).map_or(0, |ticks| ticks.parse::<u64>().unwrap() * 10)
+}
+
 /// Number of repetitions of a long test: the value of `variable`, or `short`.
 pub fn times(variable: &str, short: u32) -> u32 {
     std::env::var(variable).map_or(short, |text| text.parse().unwrap())
