@@ -5,7 +5,7 @@
 //! Invariants: without a look at the machine's memory the reserve is a large one; the thread waits
 //! for nothing but ballast.
 
-use super::ballast::Fitting;
+use super::ballast::{Capacity, Fitting};
 use super::hook::{Hook, News};
 use super::itself;
 use super::room::room;
@@ -13,6 +13,7 @@ use super::running::Running;
 use super::shortage::{Room, Shortage};
 use super::signals::Event;
 use super::swap_high::SwapHigh;
+use crate::BLOCK_SIZE;
 use crate::device::Worker;
 use crate::error::Result;
 use crate::limit::Sampler;
@@ -26,6 +27,8 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(250);
 /// Interval between looks at the room for pages while half of all is free.
 const FAR: Duration = Duration::from_secs(1);
+/// How long a volume counts as one that refuses pages.
+const LATELY: Duration = Duration::from_secs(2);
 /// Memory is plenty if this part of it is available, and [`PLENTY`].
 const PLENTY_PART: u64 = 4;
 /// Bytes; more than programs take between two looks.
@@ -51,11 +54,11 @@ impl Lever {
         }
     }
 
-    /// Fits it to the present use of swap. Returns the time until the next look.
-    fn step(&mut self) -> Duration {
+    /// Fits it to the present use of swap, and ballast to what the volume can hold. Returns the time until the next look.
+    fn step(&mut self, capacity: Capacity) -> Duration {
         match self {
             Self::None => LOOK,
-            Self::Ballast(fitting) => fitting.step(),
+            Self::Ballast(fitting) => fitting.step(capacity),
             Self::SwapHigh(following) => following.step(),
         }
     }
@@ -108,7 +111,7 @@ impl SwapThread {
                         let Some(running) = running.upgrade() else { return };
                         machine.look(&running);
                     }
-                    std::thread::park_timeout(lever.step().min(LOOK));
+                    std::thread::park_timeout(lever.step(machine.capacity).min(LOOK));
                 }
             })?;
         Ok(Self { seen, _thread: thread })
@@ -136,6 +139,10 @@ struct Watch {
     shortage: Shortage,
     /// Until when there is too much room to look at it.
     far: Option<Instant>,
+    /// What the volume could hold at the last look.
+    capacity: Capacity,
+    /// Writes that it had refused by then, and when the last was seen.
+    refused: (u64, Option<Instant>),
     seen: Arc<Seen>,
     hook: Option<Hook>,
 }
@@ -149,6 +156,8 @@ impl Watch {
             plenty: false,
             shortage: Shortage::default(),
             far: None,
+            capacity: Capacity::default(),
+            refused: (0, None),
             seen,
             hook,
         }
@@ -173,11 +182,30 @@ impl Watch {
         }
     }
 
+    /// What the volume can hold now, and whether it has refused pages lately.
+    fn capacity_of(&mut self, running: &Running) -> Capacity {
+        let stats = running.volume.stats();
+        let room = room(&stats, &running.state.lock().plan);
+        // Blocks of slots that were freed are overwritten: they count as room.
+        let stored = stats.orig_data_bytes + stats.blocks_same * BLOCK_SIZE as u64;
+        let now = Instant::now();
+        let (refusals, last) = self.refused;
+        let last = if stats.no_space > refusals { Some(now) } else { last };
+        self.refused = (stats.no_space, last);
+        Capacity {
+            holds: room.map(|room| room.saturating_add(stored)),
+            refuses: last.is_some_and(|last| now < last + LATELY),
+        }
+    }
+
     /// Says when memory and swap are nearly full, and when they are no longer.
     fn warn(&mut self, running: &Running, memory: (u64, u64)) {
         let Some(swap) = swap_with(&self.device) else { return };
-        let takes = room(&running.volume.stats(), &running.state.lock().plan);
-        let room = Room::of(memory, &swap, (self.seen.ballast.load(Ordering::Acquire), takes));
+        self.capacity = self.capacity_of(running);
+        let ballast = self.seen.ballast.load(Ordering::Acquire);
+        let used = swap.used.saturating_sub(ballast);
+        let takes = self.capacity.holds.map(|holds| holds.saturating_sub(used));
+        let room = Room::of(memory, &swap, (ballast, takes));
         let full = self.shortage.look(room, self.sampler.stalled_us(), Instant::now());
         self.seen.room.store(room.free, Ordering::Release);
         self.far = (room.free > room.total / 2).then(|| Instant::now() + FAR);

@@ -7,11 +7,17 @@
 //! no capacity: it gives way to other pages ([`wanted`]), and is gone before the area is full.
 //! Pages of zeros are not written (Linux 6.12) or take an entry of the index each.
 //!
+//! Ballast also takes what of the area the volume can't hold at the present compression
+//! ([`surplus`]). A kernel that has free slots and gets errors for them tries for seconds to swap
+//! out, and all processes wait for their files meanwhile; without free slots it ends a program at
+//! once.
+//!
 //! A process of its own, `ztier ballast`, has these pages ([`process`]): its memory can be swapped
 //! out, unlike the daemon's, and the kernel frees the slots when the process ends.
 //!
 //! Invariants:
-//! - other pages always have two fifths of the swap area, less [`CHUNK`], until no ballast is left;
+//! - other pages always have two fifths of the swap area, less [`CHUNK`], until no ballast is left,
+//!   or a quarter more than the volume can hold;
 //! - beside swap that is not this volume's there is no ballast, unless the user asked for it: all
 //!   swap would count as full;
 //! - ballast ends before the use of the device as swap.
@@ -36,6 +42,8 @@ pub const WORD: &str = "ballast";
 /// Ballast shrinks by multiples of this number of bytes, and grows by it: the thread must be free
 /// to shrink it again soon.
 const CHUNK: u64 = 2 << 20;
+/// Slots that stay free, in bytes, until the volume refuses pages.
+const MARGIN: u64 = 8 << 20;
 /// Ballast does not grow for this time after the use has grown by more than [`CHUNK`] between two
 /// looks: a program is filling memory, and needs the slots and the processor.
 const RUSH: Duration = Duration::from_millis(200);
@@ -56,6 +64,28 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// Pause after a failure.
 const REST: Duration = Duration::from_secs(5);
 
+/// What a volume can hold of swapped-out pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Capacity {
+    /// In bytes of pages, at the present compression; `None`: unknown.
+    pub holds: Option<u64>,
+    /// It has refused pages lately.
+    pub refuses: bool,
+}
+
+/// Bytes of a swap area of `size` bytes that other pages than the `used` ones can't take. An
+/// estimate that is too low must not keep pages out, so a quarter more stays free, and
+/// [`MARGIN`], until the volume has refused some.
+fn surplus(size: u64, used: u64, capacity: Capacity) -> u64 {
+    let Some(holds) = capacity.holds else { return 0 };
+    let takes = holds.saturating_sub(used);
+    let free = match takes < MARGIN && capacity.refuses {
+        true => 0,
+        false => takes.saturating_add(takes / 4 + MARGIN),
+    };
+    size.saturating_sub(used).saturating_sub(free) / CHUNK * CHUNK
+}
+
 /// Bytes of ballast for a swap area of `size` bytes with `used` bytes of other pages, if there are
 /// `held` already. `early`: also while hardly any are used. `grows`: whether it grew at the last
 /// look.
@@ -63,15 +93,24 @@ const REST: Duration = Duration::from_secs(5);
 /// Swap counts as full if `free × 2 < size`, where `free` is `size − used − ballast`. That holds
 /// for each `ballast > size / 2 − used`. The kernel's threshold is met with a sixth of `used` to
 /// spare, so that pages that come back do not end it at once; more to spare would leave less room.
-fn wanted(size: u64, used: u64, held: u64, (early, grows): (bool, bool)) -> u64 {
-    let least = if early { 0 } else { LEAST_USE.max(size / USED_PART) };
-    let begins = if held > 0 { least / 2 } else { least };
-    if size < LEAST_AREA || used < begins {
+fn wanted(size: u64, used: u64, held: u64, Fits { early, grows, capacity }: Fits) -> u64 {
+    if size < LEAST_AREA {
         return 0;
     }
-    let most = (size / 2).saturating_sub(used / 6 * 5).next_multiple_of(CHUNK);
+    let least = if early { 0 } else { LEAST_USE.max(size / USED_PART) };
+    let begins = if held > 0 { least / 2 } else { least };
+    let full = (size / 2).saturating_sub(used / 6 * 5).next_multiple_of(CHUNK);
+    let most = if used < begins { 0 } else { full }.max(surplus(size, used, capacity));
     // Without this, a use that varies a little would move a chunk to and fro at each look.
     if most > held && most - held <= CHUNK && !grows { held } else { most.min(held + CHUNK) }
+}
+
+/// What [`wanted`] fits ballast to, beside sizes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fits {
+    early: bool,
+    grows: bool,
+    capacity: Capacity,
 }
 
 /// How soon pages that are swapped out at [`FASTEST`] take a quarter of `size` bytes of swap.
@@ -124,8 +163,8 @@ impl Fitting {
         }
     }
 
-    /// Fits the ballast to the present use. Returns the time until the next look.
-    pub(super) fn step(&mut self) -> Duration {
+    /// Fits the ballast to the present use, and to what the volume can hold. Returns the time until the next look.
+    pub(super) fn step(&mut self, capacity: Capacity) -> Duration {
         let Some(swap) = swap_with(&self.device) else {
             self.let_go();
             return PAUSE;
@@ -137,8 +176,11 @@ impl Fitting {
         }
         let held = self.held.load(Ordering::Acquire);
         let used = swap.used.saturating_sub(held);
-        let wanted = wanted(swap.size, used, held, (self.early, self.grows));
-        let most = if self.rushes(used) { held } else { u64::MAX };
+        let fits = Fits { early: self.early, grows: self.grows, capacity };
+        let wanted = wanted(swap.size, used, held, fits);
+        // What the volume can't hold is needed least when a program fills swap.
+        let surplus = surplus(swap.size, used, capacity);
+        let most = if self.rushes(used) { held.max(surplus) } else { u64::MAX };
         let bytes = self.possible(wanted.min(most));
         let fitted = self.fit(&swap, bytes);
         self.grows = fitted.as_ref().is_ok_and(|now| *now > held);
@@ -178,7 +220,7 @@ impl Fitting {
         }
         let holder = match &mut self.holder {
             Some(holder) => holder,
-            none => none.insert(Holder::start(&self.volume, swap.size / 2)?),
+            none => none.insert(Holder::start(&self.volume, swap.size)?),
         };
         let held = if holder.held() == bytes { bytes } else { holder.resize(bytes)? };
         self.held.store(held, Ordering::Release);
@@ -232,9 +274,13 @@ mod tests {
 
     /// The ballast after enough looks at the same use.
     fn settled(size: u64, used: u64, early: bool) -> u64 {
+        settled_at(size, used, Fits { early, ..Fits::default() })
+    }
+
+    fn settled_at(size: u64, used: u64, fits: Fits) -> u64 {
         let (mut held, mut grows) = (0, false);
         loop {
-            let next = wanted(size, used, held, (early, grows));
+            let next = wanted(size, used, held, Fits { grows, ..fits });
             assert!(next <= held + CHUNK);
             if next == held {
                 return held;
@@ -264,13 +310,31 @@ mod tests {
         assert_eq!(settled(size, 360 * MIB, true), held);
         assert_eq!(settled(size, 0, true), 600 * MIB);
         assert_eq!(held, 300 * MIB);
-        let now = |used| wanted(size, used * MIB, held, (false, false)) / MIB;
+        let now = |used| wanted(size, used * MIB, held, Fits::default()) / MIB;
         assert_eq!([363, 361, 359, 358, 355, 0].map(now), [298, 300, 300, 300, 302, 0]);
         assert_eq!(now(720), 0);
         // It ends at half of the use at which it begins.
-        assert_eq!(wanted(size, 37 * MIB, 0, (false, false)), 0);
+        assert_eq!(wanted(size, 37 * MIB, 0, Fits::default()), 0);
         assert!(now(37) > 300 && now(18) == 0);
-        assert_eq!(wanted(LEAST_AREA - 1, 40 * MIB, 0, (false, false)), 0);
+        assert_eq!(wanted(LEAST_AREA - 1, 40 * MIB, 0, Fits::default()), 0);
+    }
+
+    #[test]
+    fn the_kernel_is_left_no_slots_that_the_volume_can_not_fill() {
+        let (size, holds) = (1200 * MIB, Some(400 * MIB));
+        let at = |used, refuses| {
+            let capacity = Capacity { holds, refuses };
+            settled_at(size, used * MIB, Fits { capacity, ..Fits::default() }) / MIB
+        };
+        assert_eq!(at(0, false), 1200 - 500 - 8);
+        assert_eq!(at(300, false), 1200 - 300 - 125 - 8 - 1, "whole chunks");
+        assert_eq!(at(300, true), at(300, false), "there is room, whatever was refused");
+        assert_eq!((at(400, false), at(400, true)), (792, 800));
+        // It holds more than was thought.
+        assert_eq!((at(500, false), at(500, true)), (692, 700));
+        let wide = Capacity { holds: Some(2000 * MIB), refuses: true };
+        assert_eq!(surplus(size, 600 * MIB, wide), 0);
+        assert_eq!(surplus(size, 600 * MIB, Capacity { holds: None, refuses: true }), 0);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use ztier::config::size::parse_bytes;
 use ztier::error::{Context, Error, Result};
+use ztier_vm::kernel::Flavour;
 use ztier_vm::programs::ours;
 use ztier_vm::{Lab, Setup, Trouble};
 
@@ -66,7 +67,8 @@ pub struct Options {
 /// A condition was violated, or the run is impossible here.
 pub fn run(options: &Options) -> Result<()> {
     if options.over != Over::Group {
-        let lab = Lab::open(&["ztier", PROGRAM]).map_err(Trouble::into_error)?;
+        // The kernel that tells which slots it frees.
+        let lab = Lab::of(Flavour::Full, &["ztier", PROGRAM]).map_err(Trouble::into_error)?;
         options.machine(&lab)?;
     }
     if options.over != Over::Machine {
@@ -100,8 +102,11 @@ impl Options {
             args += " --spill /disk/spill";
         }
         let machine = setup.boot()?;
+        // If tasks hang, the console tells what each processor does.
         let script = format!(
-            "modprobe ublk_drv; mkfs.ext4 -q /disk/other && mount /disk/other /mnt && \
+            "echo 8 >/proc/sys/kernel/printk; cd /proc/sys/kernel && \
+             echo 1 >hung_task_all_cpu_backtrace; cd /; \
+             modprobe ublk_drv; mkfs.ext4 -q /disk/other && mount /disk/other /mnt && \
              exec {PROGRAM} {args} --export ublk --file /mnt/probe"
         );
         let (release, mib) = (lab.kernel.release(), mib);
