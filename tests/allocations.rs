@@ -2,7 +2,8 @@
 //! swap has to be written while the machine has no memory.
 //!
 //! The test counts every allocation of this process, in any thread but the harness's, the volume's
-//! own threads included. It is in its own file, and the only test there: nothing else allocates meanwhile.
+//! own threads included. It is in its own file, and the only test there: nothing else allocates
+//! meanwhile.
 #![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 

@@ -1,6 +1,6 @@
 //! The thread that fits a volume that carries swap to the machine: what makes the kernel free slots
-//! ([`Lever`]) to the use of swap, the emergency reserve to the memory that the machine has. It also
-//! warns when memory and swap are nearly full ([`Shortage`]).
+//! ([`Lever`]) to the use of swap, the emergency reserve to the memory that the machine has. It
+//! also warns when memory and swap are nearly full ([`Shortage`]).
 //!
 //! Invariants: without a look at the machine's memory the reserve is a large one; the thread waits
 //! for nothing but ballast.
@@ -54,7 +54,8 @@ impl Lever {
         }
     }
 
-    /// Fits it to the present use of swap, and ballast to what the volume can hold. Returns the time until the next look.
+    /// Fits it to the present use of swap, and ballast to what the volume can hold. Returns the time
+    /// until the next look.
     fn step(&mut self, capacity: Capacity) -> Duration {
         match self {
             Self::None => LOOK,

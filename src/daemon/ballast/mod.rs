@@ -163,7 +163,8 @@ impl Fitting {
         }
     }
 
-    /// Fits the ballast to the present use, and to what the volume can hold. Returns the time until the next look.
+    /// Fits the ballast to the present use, and to what the volume can hold. Returns the time until
+    /// the next look.
     pub(super) fn step(&mut self, capacity: Capacity) -> Duration {
         let Some(swap) = swap_with(&self.device) else {
             self.let_go();
