@@ -54,8 +54,8 @@ impl Lever {
         }
     }
 
-    /// Fits it to the present use of swap, and ballast to what the volume can hold. Returns the time
-    /// until the next look.
+    /// Fits it to the present use of swap, and ballast to what the volume can hold. Returns the
+    /// time until the next look.
     fn step(&mut self, capacity: Capacity) -> Duration {
         match self {
             Self::None => LOOK,
