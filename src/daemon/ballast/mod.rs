@@ -44,9 +44,11 @@ pub const WORD: &str = "ballast";
 const CHUNK: u64 = 2 << 20;
 /// Slots that stay free, in bytes, until the volume refuses pages.
 const MARGIN: u64 = 8 << 20;
-/// Ballast does not grow for this time after the use has grown by more than [`CHUNK`] between two
-/// looks: a program is filling memory, and needs the slots and the processor.
+/// Ballast does not grow for this time after the use has grown by one [`RUSH_PART`] of the area
+/// between two looks: a program is filling memory, and needs the slots and the processor.
 const RUSH: Duration = Duration::from_millis(200);
+/// See [`RUSH`].
+const RUSH_PART: u64 = 8;
 /// A smaller swap area could be filled faster than ballast gives way.
 const LEAST_AREA: u64 = 64 << 20;
 /// There is ballast only while this part of the area, and [`LEAST_USE`], are in use, unless it is
@@ -181,7 +183,7 @@ impl Fitting {
         let wanted = wanted(swap.size, used, held, fits);
         // What the volume can't hold is needed least when a program fills swap.
         let surplus = surplus(swap.size, used, capacity);
-        let most = if self.rushes(used) { held.max(surplus) } else { u64::MAX };
+        let most = if self.rushes(swap.size, used) { held.max(surplus) } else { u64::MAX };
         let bytes = self.possible(wanted.min(most));
         let fitted = self.fit(&swap, bytes);
         self.grows = fitted.as_ref().is_ok_and(|now| *now > held);
@@ -199,10 +201,10 @@ impl Fitting {
         }
     }
 
-    /// Whether pages are being swapped out fast, with `used` bytes of them now.
-    fn rushes(&mut self, used: u64) -> bool {
+    /// Whether pages are being swapped out fast, with `used` of `size` bytes in use now.
+    fn rushes(&mut self, size: u64, used: u64) -> bool {
         let now = Instant::now();
-        if used > std::mem::replace(&mut self.used, used) + CHUNK {
+        if used > std::mem::replace(&mut self.used, used) + size / RUSH_PART {
             self.rush = Some(now + RUSH);
         }
         self.rush.is_some_and(|until| now < until)
@@ -342,9 +344,10 @@ mod tests {
     fn ballast_does_not_grow_while_a_program_fills_swap() {
         let held = Arc::default();
         let mut fitting = Fitting::new("v".into(), "/dev/v".into(), (Ballast::Auto, true), held);
-        assert!(!fitting.rushes(CHUNK) && fitting.rushes(3 * CHUNK) && fitting.rushes(0));
+        let mut rushes = |used| fitting.rushes(80 * MIB, used * MIB);
+        assert!(!rushes(10) && rushes(21) && rushes(0));
         std::thread::sleep(RUSH);
-        assert!(!fitting.rushes(CHUNK));
+        assert!(!rushes(5));
     }
 
     #[test]
