@@ -351,7 +351,7 @@ const MEMORY: &[Metric] = &[
     gauge(
         "ztier_swap_room_bytes",
         "Pages for which the machine's memory and swap have room.",
-        Source::Memory(|s| s.swap_room_bytes.unwrap_or(0).into()),
+        Source::Number(|s| s.stats.swap_room_bytes.map(Number::from).into()),
     ),
     gauge("ztier_segments", "Segments with live records.", Source::Memory(|s| s.segments.into())),
     counter(

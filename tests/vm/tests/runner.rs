@@ -105,16 +105,16 @@ fn slots_freed(machine: &Machine) {
         format!(
             r#"for i in $(seq 800); do
                 high=$(cat /sys/fs/cgroup/ztier-job.*/memory.swap.high)
-                stored=$(ztier status job --json | grep -m 1 orig_data_bytes | tr -dc 0-9)
+                used=$(cat /sys/fs/cgroup/ztier-job.*/memory.swap.current)
                 {what} && exit 0
                 sleep 0.2
             done
-            echo "$high $stored"; exit 1"#
+            echo "$high $used"; exit 1"#
         )
     };
     for (flags, what) in [
-        ("--ballast off", r#"[ "$high" = max ] && [ "$stored" -gt 46137344 ]"#),
-        ("", r#"[ "$high" != max ] && [ "$stored" -lt 33554432 ]"#),
+        ("--ballast off", r#"[ "$high" = max ] && [ "$used" -gt 46137344 ]"#),
+        ("", r#"[ "$high" != max ] && [ "$used" -lt 35651584 ]"#),
     ] {
         let run = format!("ztier run --mem 32M --swap-size 256M --name job {flags}");
         let task =
