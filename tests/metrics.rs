@@ -273,6 +273,8 @@ fn is_the_table(all: &BTreeMap<String, Family>) {
         "ztier_limit_stalled_ratio",
         // `tests/daemon.rs` has a volume that fills up.
         "ztier_room_bytes",
+        // `tests/swap.rs` has a volume that is swap.
+        "ztier_swap_room_bytes",
         // `tests/failing.rs` has drives that fail.
         "ztier_drive_errors_total",
         "ztier_drive_last_error_timestamp_seconds",

@@ -134,6 +134,12 @@ fn ballast_is_only_where_all_swap_is_ours_and_ends_before_swap() {
     eventually("it has ballast", there);
     let status = sandbox.ztier(&["status", &one]).ok();
     assert!(status.contains(" of ballast, priority 9"), "{status}");
+    let room = sandbox.status(&one)["stats"]["swap_room_bytes"].as_u64().unwrap();
+    assert!(room > 100 << 20, "{room}");
+    let metrics = sandbox.ztier(&["metrics", "--once"]).ok();
+    let samples: Vec<_> =
+        metrics.lines().filter(|line| line.starts_with("ztier_swap_room")).collect();
+    assert!(matches!(samples[..], [sample] if sample.contains(&one)), "{samples:?}");
 
     // Other swap, also that of another volume, is not to count as full.
     swapon(&sandbox, &two, &["--priority", "3"]).ok();
