@@ -5,6 +5,7 @@ use super::progress_line::ProgressLine;
 use super::{adapting, output, sound, status};
 use crate::config::plan::{self, Address};
 use crate::config::size::{exact, human};
+use crate::config::usage::on_full;
 use crate::config::{
     Amount, Ballast, Choice, Limit, Paths, Plan, Settings, SlotNews, Usage, Use, machine, name,
 };
@@ -354,7 +355,7 @@ impl Up {
             priority: self.priority,
             ballast: self.ballast,
             freed_slots: self.freed_slots,
-            on_full: self.on_full.clone(),
+            on_full: on_full(self.on_full.as_deref())?,
             allow_readable: self.allow_readable.then_some(true),
             log_uuid: None,
             backing_id: None,

@@ -42,7 +42,7 @@ pub(super) fn resolve(settings: &Settings, export: &Export) -> Result<Option<Usa
                 tuned: Vec::new(),
                 ballast: settings.ballast.unwrap_or_default(),
                 freed_slots: settings.freed_slots.unwrap_or_default(),
-                on_full: on_full(settings.on_full.as_deref())?,
+                on_full: absolute(settings.on_full.as_deref())?,
                 forced: false,
             }
         }
@@ -99,21 +99,33 @@ fn priority(settings: &Settings) -> Result<i32> {
         .hint(format!("give 0 to {HIGHEST_PRIORITY}")))
 }
 
-/// The program that is run when memory and swap are nearly full.
+/// The program on a command line that is run when memory and swap are nearly full.
 ///
 /// # Errors
-/// It is no program, or its path is relative: nothing says to what.
+/// As [`absolute`]; or it is no program.
 pub fn on_full(program: Option<&Path>) -> Result<Option<PathBuf>> {
-    let Some(program) = program else { return Ok(None) };
-    let what = || format!("{} can't be run on-full", program.display());
-    if !program.is_absolute() {
-        return Err(Error::usage(what()).hint("give its whole path, like /usr/local/sbin/relieve"));
+    let Some(program) = absolute(program)? else { return Ok(None) };
+    match program.is_file() && access(&program, Access::EXEC_OK).is_ok() {
+        true => Ok(Some(program)),
+        false => Err(cannot_run(&program).hint("give a program: a file with `chmod +x`")),
     }
-    let can = program.is_file() && access(program, Access::EXEC_OK).is_ok();
-    match can {
-        true => Ok(Some(program.to_owned())),
-        false => Err(Error::usage(what()).hint("give a program: a file with `chmod +x`")),
+}
+
+/// The same of a configuration, which may be read before the program's file system is mounted.
+///
+/// # Errors
+/// Its path is relative: nothing says to what.
+fn absolute(program: Option<&Path>) -> Result<Option<PathBuf>> {
+    match program {
+        Some(program) if !program.is_absolute() => {
+            Err(cannot_run(program).hint("give its whole path, like /usr/local/sbin/relieve"))
+        }
+        program => Ok(program.map(Path::to_owned)),
     }
+}
+
+fn cannot_run(program: &Path) -> Error {
+    Error::usage(format!("{} can't be run on-full", program.display()))
 }
 
 fn mount(point: Option<&Path>) -> Result<PathBuf> {
@@ -123,5 +135,24 @@ fn mount(point: Option<&Path>) -> Result<PathBuf> {
             .hint("let mount begin with /, like /var/cache/fast")),
         None => Err(Error::usage("use = \"ext4\" needs a place to be mounted on")
             .hint("add mount, like mount = \"/var/cache/fast\"")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_program_is_checked_where_it_is_typed() {
+        let [relative, none, text] = ["relieve", "/no/such", "/etc/passwd"].map(Path::new);
+        for (program, why) in [(relative, "whole path"), (none, "chmod +x"), (text, "chmod +x")] {
+            let refused = on_full(Some(program)).unwrap_err().to_string();
+            assert!(refused.contains("can't be run on-full") && refused.contains(why), "{refused}");
+        }
+        assert_eq!(on_full(Some(Path::new("/bin/sh"))).unwrap(), Some("/bin/sh".into()));
+        // Its file system may be mounted later than the volume comes up.
+        assert_eq!(absolute(Some(none)).unwrap(), Some(none.into()));
+        assert!(absolute(Some(relative)).is_err());
     }
 }

@@ -20,6 +20,7 @@ use crate::limit::Sampler;
 use crate::system::usage::{Ballast, swap_with};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -102,7 +103,8 @@ impl SwapThread {
         let seen = Arc::new(seen);
         let name = running.name.clone();
         let hook = on_full.map(|program| Hook::start(program.to_owned(), name)).transpose()?;
-        let mut machine = Watch::new(device, Arc::clone(&seen), hook);
+        let events = running.events.lock().clone();
+        let mut machine = Watch::new(device, Arc::clone(&seen), hook, events);
         let thread =
             Worker::start("ztier-swap", Weak::clone(&running.me), move |running, stop| {
                 // When swap fills beside busy processors, ballast has to give way in time.
@@ -146,10 +148,16 @@ struct Watch {
     refused: (u64, Option<Instant>),
     seen: Arc<Seen>,
     hook: Option<Hook>,
+    events: SyncSender<Event>,
 }
 
 impl Watch {
-    fn new(device: PathBuf, seen: Arc<Seen>, hook: Option<Hook>) -> Self {
+    fn new(
+        device: PathBuf,
+        seen: Arc<Seen>,
+        hook: Option<Hook>,
+        events: SyncSender<Event>,
+    ) -> Self {
         Self {
             device,
             sampler: Sampler::of_this_machine(),
@@ -161,6 +169,7 @@ impl Watch {
             refused: (0, None),
             seen,
             hook,
+            events,
         }
     }
 
@@ -185,8 +194,12 @@ impl Watch {
 
     /// What the volume can hold now, and whether it has refused pages lately.
     fn capacity_of(&mut self, running: &Running) -> Capacity {
+        // A change of a limit has this lock while it spills, for seconds in which ballast has to go
+        // on giving way.
+        let Some(state) = running.state.try_lock() else { return self.capacity };
         let stats = running.volume.stats();
-        let room = room(&stats, &running.state.lock().plan);
+        let room = room(&stats, &state.plan);
+        drop(state);
         // Blocks of slots that were freed are overwritten: they count as room.
         let stored = stats.orig_data_bytes + stats.blocks_same * BLOCK_SIZE as u64;
         let now = Instant::now();
@@ -216,8 +229,8 @@ impl Watch {
         if let Some(hook) = &self.hook {
             hook.tell(News { full, room: room.free });
         }
-        // If the queue is full, the main thread is busy with what it says anyway.
-        let _ = running.events.lock().try_send(Event::Trouble);
+        // If the queue is full, the main thread is about to look anyway.
+        let _ = self.events.try_send(Event::Trouble);
     }
 }
 
