@@ -70,13 +70,14 @@ count_tests() {
     done <"$log.skips"
     count $(($1 - lacking)) "$failed_here" 0
 }
-# failed_tests: the tests of the log that failed, and the first line of what each said.
+# failed_tests: the tests of the log that failed, and the first lines of what each said.
 failed_tests() {
     awk '
-        said { said_by[name] = said_by[name] " " substr($0, 1, 400); said = 0 }
+        /^(stack backtrace:|note: |$)/ { said = 0 }
+        said > 0 { said_by[name] = said_by[name] " " substr($0, 1, 400); said -= 1 }
         match($0, /^thread \047[^\047]*\047.* panicked at /) {
             split($0, parts, "\047"); name = parts[2]
-            said_by[name] = substr($0, RSTART + RLENGTH); said = 1
+            said_by[name] = substr($0, RSTART + RLENGTH); said = 6
         }
         /^failures:$/ { listed = 1 }
         /^test result: / { listed = 0 }
