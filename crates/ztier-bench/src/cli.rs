@@ -14,7 +14,7 @@ use crate::rival::{self, System};
 use crate::suite::{self, Turn};
 use crate::sys::cpu::Stopwatch;
 use crate::sys::{dirty, interrupt, knob, remains};
-use crate::vm::{Flavour, Inside};
+use crate::vm::{Flavour, Inside, Speed};
 use crate::workload::iozone::{self, Mode, Series};
 use crate::workload::{
     Context, devices, engine, export, log, memory, models, restart, sequential, soak, startup,
@@ -396,7 +396,7 @@ fn zram_in_machine(args: &ZramArgs) -> Result<()> {
         memory: 2560,
         cpus: 2,
         disks: &[],
-        held: &[],
+        speed: Speed::AsFiles,
         modules: "fuse loop ublk_drv zram",
         prepare: "",
         counted: args.machine.instructions,
@@ -420,7 +420,7 @@ fn log_in_machine(args: &LogArgs) -> Result<()> {
         memory: 1024,
         cpus: 2,
         disks: &[("log", 2 << 30), ("backing", 4 << 30)],
-        held: &[],
+        speed: Speed::AsFiles,
         modules: "fuse loop ublk_drv dm-writecache bcache",
         prepare: "",
         counted: args.machine.instructions,

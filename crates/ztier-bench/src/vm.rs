@@ -4,18 +4,33 @@
 //! The CPUs are emulated, which costs each system differently: only ratios mean anything, and less
 //! than on real CPUs.
 
+use crate::model::{Kind, ModelDrive, Name};
 use crate::report::{Output, print, say};
+use crate::rival::raw::RawDevice;
+use crate::rival::served::{QUEUE, Served};
 use crate::sys::interrupt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use ztier::error::{Context, Error, Result};
 pub use ztier_vm::kernel::Flavour;
-use ztier_vm::{Lab, Setup, Trouble};
+use ztier_vm::{Cache, Lab, Setup, Trouble};
 
 /// Limit on the time of a table, longer than any takes there.
 const LIMIT: Duration = Duration::from_secs(3600);
 /// File in the machine with the figures.
 const FIGURES: &str = "/tmp/figures";
+
+/// How fast the disks of a machine are.
+#[derive(Clone, Copy)]
+pub enum Speed<'a> {
+    /// As this system's files are.
+    AsFiles,
+    /// Files with limits in bytes and requests a second, one pair for each disk.
+    Held(&'a [(u64, u64)]),
+    /// Each as a drive of this kind is.
+    Modelled(Kind),
+}
 
 /// What to run, and on which machine.
 pub struct Inside<'a> {
@@ -29,8 +44,8 @@ pub struct Inside<'a> {
     pub cpus: u32,
     /// Names and sizes of the machine's disks, `/disk/NAME`.
     pub disks: &'a [(&'a str, u64)],
-    /// Limits of each disk in bytes and requests a second; empty for no limits.
-    pub held: &'a [(u64, u64)],
+    /// How fast the disks are.
+    pub speed: Speed<'a>,
     /// Modules to load before.
     pub modules: &'a str,
     /// Shell commands to run before.
@@ -56,10 +71,19 @@ impl Inside<'_> {
         if self.counted {
             setup = setup.args(&["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"]);
         }
+        // Dropped after the machine that uses them.
+        let mut served = Vec::new();
         for (n, (name, size)) in self.disks.iter().enumerate() {
-            setup = match self.held.get(n) {
-                None => setup.disk(name, *size),
-                Some(&(bytes, requests)) => setup.held_disk(name, *size, bytes, requests),
+            setup = match self.speed {
+                Speed::AsFiles => setup.disk(name, *size),
+                Speed::Held(limits) => {
+                    let (bytes, requests) = limits[n];
+                    setup.held_disk(name, *size, bytes, requests)
+                }
+                Speed::Modelled(kind) => {
+                    served.push(modelled(kind, *size, name)?);
+                    setup.file_disk(name, served[n].path(), Cache::None)
+                }
             };
         }
         let begun = Instant::now();
@@ -98,6 +122,12 @@ impl Inside<'_> {
         };
         format!("Linux {release} under QEMU TCG, {how}, {} MiB", self.memory)
     }
+}
+
+/// A modelled drive in real time, as a block device of this system.
+fn modelled(kind: Kind, size: u64, name: &str) -> Result<Served> {
+    let drive = Arc::new(ModelDrive::real_time(Name { kind, size }));
+    Served::by(Arc::new(RawDevice(drive)), &format!("vm-{name}"), QUEUE)
 }
 
 fn quoted(text: &str) -> String {

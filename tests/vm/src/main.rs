@@ -66,6 +66,9 @@ struct RunArgs {
     /// Memory.
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = size::parse_bytes)]
     memory: u64,
+    /// Boot the kernel for all machines, which has zswap and tells which swap slots it frees.
+    #[arg(long)]
+    full_kernel: bool,
     /// CPUs.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     cpus: u32,
@@ -125,7 +128,8 @@ fn run(args: &RunArgs) -> Result<ExitCode> {
         std::fs::read_to_string(&args.script)
             .context(format_args!("cannot read {}", args.script.display()))?
     };
-    let lab = lab()?;
+    let flavour = if args.full_kernel { Flavour::Full } else { Flavour::Cloud };
+    let lab = Lab::of(flavour, &["ztier"]).map_err(Trouble::into_error)?;
     let memory =
         u32::try_from(args.memory >> 20).context("a machine can't have that much memory")?;
     let mut setup = Setup::new(&lab).memory(memory).cpus(args.cpus);

@@ -2,7 +2,8 @@
 
 use super::{MachineArgs, finish, name_of, warn_if_busy};
 use crate::report::{Output, Report, print};
-use crate::vm::{Flavour, Inside};
+use crate::model::Name;
+use crate::vm::{Flavour, Inside, Speed};
 use crate::workload::log::REAL_DIR;
 use crate::workload::scan::load::{self, Load};
 use crate::workload::scan::{self, Choice, Place, System};
@@ -46,7 +47,8 @@ pub struct ScanArgs {
     #[arg(long, value_name = "SYSTEM", value_delimiter = ',')]
     only: Vec<System>,
     /// Where disk swap, zswap's and the spill go: files in a directory, or a block device for
-    /// each, in this order, that holds nothing. They are overwritten.
+    /// each, in this order, that holds nothing. They are overwritten. With --vm only a model, like
+    /// sim:emmc-5.1: each is such a drive.
     #[arg(long, value_name = "DIR|DEVICE,…", value_delimiter = ',', default_value = REAL_DIR)]
     disk: Vec<PathBuf>,
     #[command(flatten)]
@@ -102,6 +104,15 @@ impl ScanArgs {
         finish(&report, &self.output, &failed)
     }
 
+    /// How fast the disks of the machine are: as files, unless a model is named.
+    fn speed(&self) -> Result<Speed<'static>> {
+        match &self.disk[..] {
+            [dir] if dir.as_os_str() == REAL_DIR => Ok(Speed::AsFiles),
+            [one] => Ok(Speed::Modelled(one.to_string_lossy().parse::<Name>()?.kind)),
+            _ => Err(Error::usage("a machine's disks are all of one model, like sim:emmc-5.1")),
+        }
+    }
+
     /// Runs the table in a virtual machine as small as the source's.
     fn in_machine(&self) -> Result<()> {
         let disks = "/disk/swap,/disk/zswap,/disk/spill";
@@ -130,7 +141,7 @@ impl ScanArgs {
             memory: 512,
             cpus: 1,
             disks: &[("swap", 1 << 30), ("zswap", 1 << 30), ("spill", 1 << 30)],
-            held: &[],
+            speed: self.speed()?,
             modules: "fuse loop lz4 ublk_drv zram",
             prepare: PREPARE,
             counted: self.machine.instructions,

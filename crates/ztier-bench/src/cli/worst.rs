@@ -2,7 +2,7 @@
 
 use super::{finish, name_of};
 use crate::report::{Output, Report};
-use crate::vm::{Flavour, Inside};
+use crate::vm::{Flavour, Inside, Speed};
 use crate::workload::worst::{self, Choice, System};
 use clap::Args;
 use std::path::PathBuf;
@@ -111,7 +111,7 @@ impl WorstArgs {
             cpus: 2,
             // Room for the largest file, a journal and tables.
             disks: &[("files", 4 << 30), ("swap", 1 << 30), ("spill", 1 << 30)],
-            held: &[files, swap, swap],
+            speed: Speed::Held(&[files, swap, swap]),
             modules: "fuse loop ublk_drv ext4",
             prepare: PREPARE,
             counted: false,

@@ -11,6 +11,9 @@ use ztier::export::fuse::{FuseLoop, Options as FuseOptions};
 use ztier::export::nbd::{Listen, MAX_CONNECTIONS, Options as NbdOptions, Server};
 use ztier::system::helper::Helper;
 
+/// Limit on the requests in flight on a modelled drive: threads that serve it.
+pub const QUEUE: usize = 16;
+
 /// A device behind FUSE and a loop device. Fields are dropped in order.
 pub struct Served {
     export: FuseLoop,

@@ -8,7 +8,7 @@ use crate::model::{Kind, ModelDrive, Name};
 use crate::report::say;
 use crate::rival::Disk;
 use crate::rival::raw::RawDevice;
-use crate::rival::served::Served;
+use crate::rival::served::{QUEUE, Served};
 use crate::rival::zram::{self, Zram};
 use crate::rival::zswap::{self, Zswap};
 use crate::rival::ztier::{self, Up};
@@ -23,8 +23,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Limit on the requests in flight on a modelled drive: threads that serve it.
-const QUEUE: usize = 16;
 /// Memory that must stay free while this process serves swap.
 const ROOM: u64 = 2 << 30;
 
