@@ -182,11 +182,13 @@ impl Ram {
     fn bring(&self, below: &Below) -> bool {
         let Some(lower) = self.lower() else { return false };
         let bring = |below: &Below| {
-            let read = |window: &mut [u8]| lower.spill.read(below.slot, below.from, window).is_ok();
+            let read = |from, window: &mut [u8]| lower.spill.read(below.slot, from, window).is_ok();
             self.store().bring(below, read)
         };
         // The failed bytes may be the neighbours that were to be read along.
-        bring(below) || below.alone().is_some_and(|alone| bring(&alone))
+        let is_there = bring(below) || below.alone().is_some_and(|alone| bring(&alone));
+        self.store().note_seek(lower.spill.seek_bytes());
+        is_there
     }
 
     /// Appends anew the blocks that were read again from a slot or a cluster, if that takes no room

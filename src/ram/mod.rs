@@ -11,6 +11,7 @@ mod mempool;
 pub mod policy;
 mod recompress;
 mod refaults;
+mod seek_cost;
 mod spill;
 pub mod store;
 mod write_budget;

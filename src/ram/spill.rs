@@ -4,6 +4,7 @@
 //! write nothing is written for a while, then writing is tried again ([`Pause`]); a failed read
 //! fails the requests for its blocks, and no others.
 
+use super::seek_cost::SeekCost;
 use super::write_budget::TokenBucket;
 use crate::media::{ALIGN, Buffer, Drive, DriveError, Failures};
 use crate::sync::Mutex;
@@ -100,6 +101,7 @@ pub(super) struct Spill {
     reading_ns: AtomicU64,
     writing_ns: AtomicU64,
     errors: AtomicU64,
+    seek: Mutex<SeekCost>,
 }
 
 impl Spill {
@@ -118,7 +120,13 @@ impl Spill {
             reading_ns: zero(),
             writing_ns: zero(),
             errors: zero(),
+            seek: Mutex::default(),
         }
+    }
+
+    /// Bytes that the device reads in the time of a seek, as far as its reads have told.
+    pub(super) fn seek_bytes(&self) -> u32 {
+        self.seek.lock().bytes()
     }
 
     /// Whether the last write failed: then nothing is spilled for a while.
@@ -181,9 +189,13 @@ impl Spill {
         self.reads.fetch_add(1, Ordering::Relaxed);
         let start = Instant::now();
         let read = self.drive.read(self.at(slot, from), buf);
-        self.reading_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        let took = start.elapsed().as_nanos() as u64;
+        self.reading_ns.fetch_add(took, Ordering::Relaxed);
         match read {
-            Ok(()) => self.read_bytes.fetch_add(buf.len() as u64, Ordering::Relaxed),
+            Ok(()) => {
+                self.seek.lock().note(buf.len() as u64, took);
+                self.read_bytes.fetch_add(buf.len() as u64, Ordering::Relaxed)
+            }
             Err(_) => self.errors.fetch_add(1, Ordering::Relaxed),
         };
         read

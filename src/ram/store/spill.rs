@@ -24,7 +24,7 @@ use super::read::Why;
 use super::segment::Sealed;
 use super::session::ReadAgain;
 use super::thread_counters::Counts;
-use super::window::Wish;
+use super::window::{Windows, Wish};
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
 use crate::media::ALIGN;
@@ -35,13 +35,13 @@ use crate::media::budget::Taker;
 pub struct Below {
     /// The slot.
     pub slot: u32,
-    /// Bytes from the slot's start, a multiple of [`ALIGN`].
-    pub from: u32,
-    /// The end of the needed bytes and of neighbours that may be wanted next; a multiple of
-    /// [`ALIGN`].
-    pub to: u32,
-    /// The end of the needed bytes; a multiple of [`ALIGN`].
-    needed: u32,
+    /// The start of the needed bytes and of neighbours that may be wanted, in bytes from the slot's
+    /// start; a multiple of [`ALIGN`].
+    from: u32,
+    /// Their end; a multiple of [`ALIGN`].
+    to: u32,
+    /// The start and the end of the needed bytes; multiples of [`ALIGN`].
+    needed: (u32, u32),
     /// The name of the window.
     name: u64,
     wish: Wish,
@@ -50,8 +50,9 @@ pub struct Below {
 impl Below {
     /// The needed part alone, without neighbours; `None` where that is all.
     pub fn alone(&self) -> Option<Self> {
-        let wish = self.wish.cut(self.needed - self.from);
-        (self.needed < self.to).then_some(Self { to: self.needed, wish, ..*self })
+        let (from, to) = self.needed;
+        let wish = self.wish.alone(&(from..to));
+        ((self.from, self.to) != self.needed).then_some(Self { from, to, wish, ..*self })
     }
 }
 
@@ -106,9 +107,11 @@ impl Store {
             Some(false) => return Err(Why::Damaged),
             None => {
                 let wish = windows.wish(name, (block, at), count);
-                let from = at.offset / ALIGN as u32 * ALIGN as u32;
+                let from = wish.from;
+                let end = (at.offset + at.record_len()).next_multiple_of(ALIGN as u32);
                 let to = self.wanted(block, at, from + wish.most, wish.is_stream);
-                let needed = (at.offset + at.record_len()).next_multiple_of(ALIGN as u32);
+                let to = to.min(wish.ahead).max(end);
+                let needed = (at.offset / ALIGN as u32 * ALIGN as u32, end);
                 return Err(Why::Below(Below { slot, from, to, needed, name, wish }));
             }
         }
@@ -147,10 +150,20 @@ impl Store {
         end.next_multiple_of(ALIGN as u32)
     }
 
-    /// Has `read` fill a window with a part of a slot; waits for the device. `false` if that fails.
-    pub fn bring(&self, below: &Below, read: impl FnOnce(&mut [u8]) -> bool) -> bool {
-        let Below { from, to, name, wish, .. } = *below;
-        self.windows.as_ref().is_some_and(|windows| windows.fill(name, from..to, wish, read))
+    /// Has `read` fill a window with a part of a slot, from a byte of it on; waits for the device.
+    /// `false` if that fails.
+    pub fn bring(&self, below: &Below, read: impl FnOnce(u32, &mut [u8]) -> bool) -> bool {
+        let Below { from, to, needed, name, wish, .. } = *below;
+        let needed = needed.0..needed.1;
+        let fill = |windows: &Windows| windows.fill(name, from..to, &needed, wish, read);
+        self.windows.as_ref().is_some_and(fill)
+    }
+
+    /// Notes how many bytes the spill device reads in the time of a seek.
+    pub fn note_seek(&self, bytes: u32) {
+        if let Some(windows) = &self.windows {
+            windows.note_seek(bytes);
+        }
     }
 
     /// Resizes the windows to `limit`; see [`Windows::fit`].

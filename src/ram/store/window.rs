@@ -3,8 +3,13 @@
 //! A read that comes to a record in a slot looks for it in the windows. If none has it, the read
 //! brings a part of the slot into the window that was not used for longest. A window whose end a
 //! read has come to marks a stream, whichever thread reads, through a slot or from one slot into
-//! the next. Each time a stream reads on, it brings twice as much, into a window with room for
-//! that. Windows differ in size, so that one stream can have half of all their memory.
+//! the next. Each time a stream reads on, it brings twice as much, and at least as much as the
+//! device reads in the time of a seek.
+//!
+//! The threads that serve a stream are not in its order, and its blocks may be in two segments by
+//! turns. So a stream goes on where its last window ended, not at the first record that is missed,
+//! into another window, and stops where a third goes on; and a thread whose record is on its way
+//! waits for that.
 //!
 //! Their sizes follow the limit on memory roughly: to follow each change would throw away what was
 //! brought.
@@ -12,7 +17,8 @@
 //! Invariants:
 //! - a window names its bytes by the sequence of their segment, which is never reused, so a window
 //!   is never out of date;
-//! - a window is locked while it is filled; other readers then skip it and do not wait;
+//! - a window is locked while it is filled; other readers then skip it, and wait only for a record
+//!   that it is going to have, with no other lock;
 //! - what was brought stays until a read has looked at it, or no read can be expected any more.
 
 use super::format::{CLUSTER_MAX, HEADER, Location};
@@ -25,12 +31,15 @@ use std::ops::Range;
 
 /// The least and the most windows.
 const COUNT: Range<usize> = if cfg!(shuttle) { 2..2 } else { 3..6 };
+/// Windows unless memory is very much or very little: enough for two streams, each with a window
+/// that is read and one that is filled.
+const USUAL: usize = 4;
 /// The least that is brought where more than the record follows.
 const LEAST: u32 = 16 << 10;
 /// The most that is brought at once.
 const MOST: u32 = 1 << 20;
 /// Windows take one part in this many of the limit on memory, unless the least useful size is more.
-const PART: u64 = 44;
+const PART: u64 = 16;
 /// A read less than this far behind the end of a window goes on from that window.
 const NEAR: u32 = 64 << 10;
 /// Rounds of waiting, a few milliseconds together, after which no read is expected any more for
@@ -42,16 +51,20 @@ const _: () = assert!(CLUSTER_MAX + 2 * ALIGN <= 2 * LEAST as usize);
 /// All windows of a store.
 #[derive(Debug)]
 pub(super) struct Windows {
-    /// The largest first; windows without memory come last and have size 0.
+    /// All of one size; windows without memory come last and have size 0.
     windows: Box<[Shared]>,
     /// Bytes of all windows together; locked while sizes change.
     room: Mutex<usize>,
     /// The largest useful size of one window.
     most: usize,
-    /// Bytes of the first, the largest, window.
+    /// Bytes of a window with memory.
     largest: AtomicU32,
     /// Counts uses of windows.
     clock: AtomicU64,
+    /// Held to choose a window and say what comes into it, so that no two threads bring the same.
+    choosing: Mutex<()>,
+    /// Bytes that the device reads in the time of a seek.
+    seek: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -59,6 +72,18 @@ struct Shared {
     window: Mutex<Window>,
     /// A thread waits for the device to fill this window.
     is_filling: AtomicBool,
+    /// What it will have then.
+    coming: Mutex<Coming>,
+}
+
+/// What a thread has asked the device for.
+#[derive(Debug, Default)]
+struct Coming {
+    /// The sequence of the segment; 0: nothing.
+    name: u64,
+    range: Range<u32>,
+    /// As [`Window::reach`].
+    reach: u32,
 }
 
 /// A part of a segment, read from its slot.
@@ -81,18 +106,20 @@ struct Window {
 /// What to read of a slot for a record, and into which window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wish {
+    /// Where to begin, in bytes from the start of the segment; a multiple of [`ALIGN`].
+    pub from: u32,
     /// The most to bring, in bytes.
     pub most: u32,
+    /// Where another window goes on.
+    pub ahead: u32,
     /// The read goes on where the last one ended: what follows in the slot is wanted too.
     pub is_stream: bool,
-    /// The window that the stream has used so far.
-    place: Option<usize>,
 }
 
 impl Wish {
-    /// The same wish for `most` bytes and nothing behind them.
-    pub(super) fn cut(self, most: u32) -> Self {
-        Self { most, is_stream: false, ..self }
+    /// The same wish for a record alone, in `range`.
+    pub(super) fn alone(self, range: &Range<u32>) -> Self {
+        Self { from: range.start, most: range.end - range.start, is_stream: false, ..self }
     }
 }
 
@@ -111,11 +138,19 @@ impl Windows {
         let shared = |len: &usize| Shared {
             window: Mutex::new(Window::new(*len)),
             is_filling: AtomicBool::new(false),
+            coming: Mutex::default(),
         };
         let windows = sizes.iter().map(shared).collect();
         let room = Mutex::new(sizes.iter().sum());
         let largest = AtomicU32::new(sizes[0] as u32);
-        Self { windows, room, most, largest, clock: AtomicU64::new(1) }
+        let clock = AtomicU64::new(1);
+        let (choosing, seek) = (Mutex::new(()), AtomicU32::new(0));
+        Self { windows, room, most, largest, clock, choosing, seek }
+    }
+
+    /// Notes how many bytes the device reads in the time of a seek.
+    pub(super) fn note_seek(&self, bytes: u32) {
+        self.seek.store(bytes, Ordering::Relaxed);
     }
 
     /// Resizes the windows to what a `limit` asks for, if that is at least twice or at most half of
@@ -170,15 +205,33 @@ impl Windows {
 
     /// What to bring for the record of `block`, when `count` blocks from there on are wanted.
     pub(super) fn wish(&self, name: u64, (block, at): (u64, Location), count: usize) -> Wish {
-        for (place, shared) in self.windows.iter().enumerate() {
-            let Some(window) = shared.lock_filled() else { continue };
-            if window.ends_before(name, block, at.offset) {
-                let most = (2 * window.reach).clamp(LEAST, self.largest());
-                return Wish { most, is_stream: true, place: Some(place) };
+        let own = at.offset / ALIGN as u32 * ALIGN as u32;
+        let blocks = (count * (HEADER + BLOCK_SIZE)).min(self.largest() as usize) as u32;
+        let most = LEAST.max(blocks);
+        let mut wish = Wish { from: own, most, ahead: u32::MAX, is_stream: false };
+        for shared in &self.windows {
+            let (last, range, reach) = match shared.lock_filled() {
+                Some(window) if window.name == 0 => continue,
+                Some(window) => {
+                    (window.end_before(name, block, own), window.range_of(name), window.reach)
+                }
+                None => {
+                    let coming = shared.coming.lock();
+                    let range = (coming.name == name).then(|| coming.range.clone());
+                    (range.as_ref().and_then(|range| end_behind(range, own)), range, coming.reach)
+                }
+            };
+            if let Some(range) = range.filter(|range| range.start > own) {
+                wish.ahead = wish.ahead.min(range.start);
+            }
+            // Of several windows, the one that ends last.
+            if let Some(end) = last.filter(|end| !wish.is_stream || *end > wish.from) {
+                let most = (2 * reach).max(self.seek.load(Ordering::Relaxed));
+                let most = most.clamp(LEAST, self.largest()) / ALIGN as u32 * ALIGN as u32;
+                wish = Wish { from: end, most, is_stream: true, ..wish };
             }
         }
-        let blocks = (count * (HEADER + BLOCK_SIZE)).min(self.largest() as usize) as u32;
-        Wish { most: LEAST.max(blocks), is_stream: false, place: None }
+        wish
     }
 
     fn largest(&self) -> u32 {
@@ -186,80 +239,106 @@ impl Windows {
     }
 
     /// Has `fill` read a part of the segment `name` into a window, or as much of it as fits into a
-    /// free one. `false` if it fails; then the window is empty.
+    /// free one, but at least `needed`. If another thread is about to bring that, waits for it.
+    /// `false` if it fails; then the window is empty.
     pub(super) fn fill(
         &self,
         name: u64,
         range: Range<u32>,
+        needed: &Range<u32>,
         wish: Wish,
-        fill: impl FnOnce(&mut [u8]) -> bool,
+        fill: impl FnOnce(u32, &mut [u8]) -> bool,
     ) -> bool {
         let mut round = 0;
-        let (place, mut window) = loop {
-            if let Some(found) = self.choose((range.end - range.start) as usize, wish, round) {
-                break found;
+        let (place, range, mut window) = loop {
+            let choosing = self.choosing.lock();
+            let awaits = |shared: &&Shared| shared.awaits(name, needed);
+            if let Some(shared) = self.windows.iter().find(awaits) {
+                drop(choosing);
+                drop(shared.window.lock());
+                return true;
             }
+            if let Some((place, window)) = self.choose(range.len(), round) {
+                let range = fitting(&range, needed, window.buffer.len() as u32);
+                self.windows[place].expect(name, &range, wish);
+                break (place, range, window);
+            }
+            drop(choosing);
             // More threads than windows: the threads that hold one wait only for the device.
             crate::sync::rest(round);
             round = round.saturating_add(1);
         };
-        let is_filling = &self.windows[place].is_filling;
-        is_filling.store(true, Ordering::Release);
         (window.name, window.awaited) = (0, false);
-        let len = (range.end - range.start).min(window.buffer.len() as u32);
-        let filled = fill(&mut window.buffer[..len as usize]);
+        let filled = fill(range.start, &mut window.buffer[..range.len()]);
         if filled {
-            let range = range.start..range.start + len;
+            let reach = if wish.is_stream { wish.most } else { range.len() as u32 };
             (window.name, window.range, window.next) = (name, range, u64::MAX);
-            window.reach = if wish.is_stream { wish.most } else { len };
+            window.reach = reach;
             window.used = self.clock.fetch_add(1, Ordering::Relaxed);
             window.awaited = true;
         }
-        is_filling.store(false, Ordering::Release);
+        self.windows[place].expect_nothing();
         filled
     }
 
-    /// The window of the wish, if it has room for `len` bytes; else, of those with room, the one
-    /// that was not used for longest; else the largest. Skips windows that a read is about to look
-    /// at, until that takes too long: otherwise readers would take from each other what they have
-    /// brought, again and again.
-    fn choose(
-        &self,
-        len: usize,
-        wish: Wish,
-        round: u32,
-    ) -> Option<(usize, MutexGuard<'_, Window>)> {
+    /// Of the windows with room for `len` bytes, the one that was not used for longest; without
+    /// such a window, the largest. Skips windows that a read is about to look at, until that takes
+    /// too long: otherwise readers would take from each other what they have brought, again and
+    /// again.
+    fn choose(&self, len: usize, round: u32) -> Option<(usize, MutexGuard<'_, Window>)> {
         let lock = |place: usize| {
             let window = self.windows[place].window.try_lock()?;
             (!window.awaited || round > PATIENCE).then_some((place, window))
         };
-        let wished = wish.place.and_then(lock).filter(|(_, window)| window.buffer.len() >= len);
-        wished.or_else(|| {
-            (0..self.windows.len())
-                .filter_map(lock)
-                .filter(|(_, window)| !window.buffer.is_empty())
-                .max_by_key(|(_, window)| (window.buffer.len().min(len), Reverse(window.used)))
-        })
+        (0..self.windows.len())
+            .filter_map(lock)
+            .filter(|(_, window)| !window.buffer.is_empty())
+            .max_by_key(|(_, window)| (window.buffer.len().min(len), Reverse(window.used)))
     }
 }
 
-/// Sizes of the windows in bytes, each in `range`, about `all` together. Each window gets half of
-/// what is left, but leaves enough for the least number of windows. The rest have size 0.
+/// Of `range`, what fits into `room` bytes; without its beginning if `needed` would not fit.
+fn fitting(range: &Range<u32>, needed: &Range<u32>, room: u32) -> Range<u32> {
+    let start = if needed.end - range.start <= room { range.start } else { needed.start };
+    start..range.end.min(start + room)
+}
+
+/// The end of `range`, or `offset` if that is in its last page, where what begins at `offset` goes
+/// on behind it.
+fn end_behind(range: &Range<u32>, offset: u32) -> Option<u32> {
+    let goes_on = offset + ALIGN as u32 >= range.end && offset < range.end + NEAR;
+    goes_on.then(|| range.end.min(offset))
+}
+
+/// Sizes of the windows in bytes, in `range` and all the same, about `all` together. Windows that
+/// are not needed have size 0.
 fn sizes(all: usize, range: Range<usize>) -> Vec<usize> {
-    let mut sizes = Vec::with_capacity(COUNT.end);
-    let mut left = all;
-    while sizes.len() < COUNT.start || sizes.len() < COUNT.end && left >= range.start {
-        let others = COUNT.start.saturating_sub(sizes.len() + 1) * range.start;
-        let len = (left / 2).min(left.saturating_sub(others)) / ALIGN * ALIGN;
-        let len = len.clamp(range.start, range.end);
-        sizes.push(len);
-        left = left.saturating_sub(len);
-    }
+    let few = (all / range.start).clamp(COUNT.start, COUNT.end.min(USUAL));
+    let count = if all >= COUNT.end * range.end { COUNT.end } else { few };
+    let len = (all / count / ALIGN * ALIGN).clamp(range.start, range.end);
+    let mut sizes = vec![len; count];
     sizes.resize(COUNT.end, 0);
     sizes
 }
 
 impl Shared {
+    /// Says what a thread is about to fill the window with. That thread holds its lock.
+    fn expect(&self, name: u64, range: &Range<u32>, wish: Wish) {
+        *self.coming.lock() = Coming { name, range: range.clone(), reach: wish.most };
+        self.is_filling.store(true, Ordering::Release);
+    }
+
+    fn expect_nothing(&self) {
+        self.coming.lock().name = 0;
+        self.is_filling.store(false, Ordering::Release);
+    }
+
+    /// Whether it is being filled with all of `needed`.
+    fn awaits(&self, name: u64, needed: &Range<u32>) -> bool {
+        let coming = self.coming.lock();
+        coming.name == name && coming.range.start <= needed.start && needed.end <= coming.range.end
+    }
+
     /// The window, unless it is being filled. A thread that holds it otherwise waits for nothing.
     fn lock_filled(&self) -> Option<MutexGuard<'_, Window>> {
         let mut round = 0;
@@ -297,13 +376,18 @@ impl Window {
         self.buffer.get(start as usize..(start + at.record_len()) as usize)
     }
 
-    /// Whether a read of `block`, `offset` bytes into the segment `name`, goes on where reads of
-    /// this window ended.
-    fn ends_before(&self, name: u64, block: u64, offset: u32) -> bool {
-        let behind = self.name == name
-            && offset + ALIGN as u32 >= self.range.end
-            && offset < self.range.end + NEAR;
-        self.name != 0 && (behind || self.next == block)
+    /// What it has of the segment `name`.
+    fn range_of(&self, name: u64) -> Option<Range<u32>> {
+        (self.name == name).then(|| self.range.clone())
+    }
+
+    /// Where to go on if a read of `block`, `offset` bytes into the segment `name`, goes on where
+    /// reads of this window ended.
+    fn end_before(&self, name: u64, block: u64, offset: u32) -> Option<u32> {
+        let behind = self.range_of(name).and_then(|range| end_behind(&range, offset));
+        // At the start of another segment, its first records are wanted, too.
+        let other = (self.next == block).then_some(if offset < NEAR { 0 } else { offset });
+        behind.or(other)
     }
 }
 
@@ -315,15 +399,29 @@ mod tests {
         Location { segment: 1, offset, len: 100, parts: 0 }
     }
 
+    /// Brings `range`, of which the window takes only so much.
+    fn bring_some(windows: &Windows, name: u64, range: Range<u32>, most: u32) {
+        let needed = range.start..range.start + LEAST;
+        assert!(windows.fill(name, range, &needed, stream(MOST), |_, bytes| {
+            assert_eq!(bytes.len(), most as usize);
+            true
+        }));
+    }
+
+    fn stream(most: u32) -> Wish {
+        Wish { from: 0, most, ahead: u32::MAX, is_stream: true }
+    }
+
     fn bring(windows: &Windows, name: u64, range: Range<u32>, wish: Wish) {
-        assert!(windows.fill(name, range, wish, |bytes| {
+        assert!(windows.fill(name, range.clone(), &range, wish, |from, bytes| {
+            assert_eq!(from, range.start);
             bytes.fill(name as u8);
             true
         }));
     }
 
     #[test]
-    fn streams_bring_more_and_more_into_one_window() {
+    fn streams_bring_more_and_more() {
         let windows = Windows::new(1 << 20, 1 << 30);
         let first = windows.wish(7, (10, at(0)), 1);
         assert_eq!((first.most, first.is_stream), (LEAST, false));
@@ -335,10 +433,7 @@ mod tests {
             // The last one of a window.
             assert_eq!(windows.look(7, (10, at(end - 200)), |_| true), Some(true));
             let wish = windows.wish(7, (11, at(end)), 1);
-            assert_eq!(
-                (wish.most, wish.is_stream, wish.place),
-                (most, true, place_of(&windows, 7))
-            );
+            assert_eq!((wish.from, wish.most, wish.is_stream), (end, most, true));
             bring(&windows, 7, end..end + most, wish);
             end += most;
         }
@@ -353,24 +448,21 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_is_half_of_all_and_others_are_there_for_what_is_short() {
+    fn they_share_the_memory() {
         let least = 2 * LEAST as usize;
         let kib = |all: usize| {
             let mut sizes = sizes(all << 10, least..MOST as usize);
             sizes.retain(|len| *len > 0);
             sizes
         };
-        assert_eq!(kib(1536), [768, 384, 192, 96, 48, 32].map(|kib| kib << 10));
+        assert_eq!(kib(1536), [384 << 10; 4]);
         assert_eq!(kib(64 << 10), [MOST as usize; 6]);
-        assert_eq!(kib(128), [64 << 10, 32 << 10, 32 << 10]);
-        assert_eq!(kib(110), [44 << 10, 32 << 10, 32 << 10]);
+        assert_eq!(kib(128), [32 << 10; 4]);
+        assert_eq!(kib(110), [36 << 10; 3]);
         assert_eq!(kib(0), [least; 3]);
-        // Where all large windows are taken, less is brought.
+        // A window has no more than it can.
         let windows = Windows::new(1 << 20, PART * (1536 << 10));
-        let all: Vec<_> = windows.windows[..2].iter().map(|shared| shared.window.lock()).collect();
-        bring(&windows, 7, 0..MOST, Wish { most: MOST, is_stream: true, place: None });
-        assert_eq!(windows.windows[2].window.lock().range, 0..192 << 10);
-        drop(all);
+        bring_some(&windows, 7, 0..MOST, 384 << 10);
     }
 
     #[test]
@@ -392,7 +484,7 @@ mod tests {
         assert!(windows.look(7, (10, at(0)), |_| true).is_none());
         // A window of size 0 is not taken for one that has room.
         let all: Vec<_> = windows.windows[..2].iter().map(|shared| shared.window.lock()).collect();
-        bring(&windows, 8, 0..LEAST, Wish { most: LEAST, is_stream: true, place: Some(4) });
+        bring(&windows, 8, 0..LEAST, stream(LEAST));
         assert_eq!(windows.windows[2].window.lock().name, 8);
         drop(all);
         // Larger only if there are bytes for it.
@@ -405,8 +497,8 @@ mod tests {
         };
         assert_eq!(windows.fit(256 << 20, pay), 0);
         assert_eq!((paid.get(), memory(&windows)), ((before - least) as u64, before));
-        bring(&windows, 9, 0..MOST, Wish { most: MOST, is_stream: true, place: Some(0) });
-        assert_eq!(windows.windows[0].window.lock().range, 0..MOST);
+        bring(&windows, 9, 0..MOST, stream(MOST));
+        assert!(windows.windows.iter().any(|shared| shared.window.lock().range == (0..MOST)));
     }
 
     #[test]
@@ -424,7 +516,7 @@ mod tests {
             bring(&windows, name, 0..LEAST, windows.wish(name, (1000 * name, at(0)), 1));
         }
         let wish = windows.wish(99, (9, at(0)), 1);
-        let choose = |round| windows.choose(4096, wish, round).map(|(place, _)| place);
+        let choose = |round| windows.choose(4096, round).map(|(place, _)| place);
         assert_eq!(choose(0), None);
         assert_eq!(windows.look(2, (2000, at(0)), |_| true), Some(true));
         assert_eq!(choose(0), place_of(&windows, 2));
@@ -450,7 +542,81 @@ mod tests {
         assert_eq!(windows.look(1, (1, at(0)), |_| false), Some(false));
         assert!(!has(1));
         let wish = windows.wish(50, (9, at(900_000)), 1);
-        assert!(!windows.fill(50, 0..LEAST, wish, |_| false));
+        assert!(!windows.fill(50, 0..LEAST, &(0..LEAST), wish, |_, _| false));
         assert!(!has(50));
+    }
+
+    #[test]
+    fn a_stream_leaves_no_gap_and_reads_nothing_twice() {
+        let windows = Windows::new(1 << 20, 1 << 30);
+        bring(&windows, 7, 0..LEAST, windows.wish(7, (10, at(0)), 1));
+        // The thread that serves what comes later is the first.
+        let page = ALIGN as u32;
+        let wish = windows.wish(7, (20, at(LEAST + 5 * page + 8)), 1);
+        assert_eq!((wish.from, wish.is_stream), (LEAST, true));
+        // A record over the end begins in the last page.
+        assert_eq!(windows.wish(7, (20, at(LEAST - 8)), 1).from, LEAST - page);
+        // Far behind the end.
+        let far = LEAST + NEAR + 8;
+        let wish = windows.wish(7, (20, at(far)), 1);
+        assert_eq!((wish.from, wish.is_stream), (far / page * page, false));
+        bring(&windows, 7, far / page * page..far / page * page + LEAST, wish);
+        let wish = windows.wish(7, (20, at(LEAST)), 1);
+        assert_eq!(wish.ahead, far / page * page);
+        assert_eq!(windows.wish(8, (90, at(LEAST)), 1).ahead, u32::MAX, "another segment");
+        // The first records of the next segment are wanted, too.
+        assert_eq!(windows.look(7, (89, at(0)), |_| true), Some(true));
+        assert_eq!(windows.wish(9, (90, at(3 * page)), 1).from, 0);
+        assert_eq!(windows.wish(9, (90, at(2 * NEAR)), 1).from, 2 * NEAR);
+    }
+
+    #[test]
+    fn at_least_as_much_is_brought_as_a_seek_costs() {
+        let windows = Windows::new(1 << 20, 1 << 30);
+        windows.note_seek(700_000);
+        assert_eq!(windows.wish(7, (10, at(0)), 1).most, LEAST, "one block that was asked for");
+        bring(&windows, 7, 0..LEAST, windows.wish(7, (10, at(0)), 1));
+        assert_eq!(windows.wish(7, (11, at(LEAST)), 1).most, 700_000 / 4096 * 4096);
+        windows.note_seek(u32::MAX);
+        assert_eq!(windows.wish(7, (11, at(LEAST)), 1).most, MOST);
+    }
+
+    #[test]
+    fn what_fits_has_what_is_needed() {
+        assert_eq!(fitting(&(0..100), &(40..60), 100), 0..100);
+        assert_eq!(fitting(&(0..100), &(40..60), 60), 0..60);
+        assert_eq!(fitting(&(0..100), &(40..60), 50), 40..90);
+    }
+
+    #[test]
+    fn a_record_that_is_on_its_way_is_brought_once() {
+        let windows = &Windows::new(1 << 20, 1 << 30);
+        let (begun, go_on) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let wish = stream(MOST);
+                windows.fill(7, 0..MOST, &(0..LEAST), wish, |_, bytes| {
+                    begun.wait();
+                    go_on.wait();
+                    bytes.fill(7);
+                    true
+                })
+            });
+            begun.wait();
+            let wish = windows.wish(7, (10, at(LEAST)), 1);
+            // Another part of the segment does not wait, and goes on behind it.
+            let next = windows.wish(7, (900, at(MOST)), 1);
+            assert_eq!((next.from, next.is_stream), (MOST, true));
+            bring(&windows, 7, MOST..MOST + LEAST, next);
+            let late = scope.spawn(move || {
+                let needed = LEAST..2 * LEAST;
+                windows.fill(7, needed.clone(), &needed, wish, |_, _| unreachable!("read twice"))
+            });
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            assert!(!late.is_finished());
+            go_on.wait();
+            assert!(late.join().unwrap());
+            assert_eq!(windows.look(7, (10, at(LEAST)), |bytes| bytes[0] == 7), Some(true));
+        });
     }
 }
