@@ -75,7 +75,7 @@ impl Store {
             None => 0,
         };
         let (frames, slots) = self.segments.adopt(&left, live, all);
-        self.slots.adopt(slots);
+        self.slots.adopt(&slots);
         self.frames.adopt(frames, &self.budget)
     }
 

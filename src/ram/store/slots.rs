@@ -1,6 +1,9 @@
 //! Slots: segment-sized places on a spill device. This module knows only their numbers and when
 //! they were visited.
 //!
+//! Slots are taken in order, round the device: what is spilled together lies together, a disk seeks
+//! less, and flash whose controller maps units of some MiB writes whole ones.
+//!
 //! The clock counts bytes spilled and read back, in quarters of the memory limit. If a slot is read
 //! again only after memory was turned over, bringing its data back would not have helped: the data
 //! would be gone by now, and would have evicted what is read next.
@@ -19,8 +22,7 @@ const ROUND: u16 = 1 << 15;
 /// All slots of a store.
 #[derive(Debug)]
 pub struct Slots {
-    /// Free slots, the lowest number last.
-    free: Mutex<Vec<u32>>,
+    free: Mutex<Free>,
     /// Times of the last two visits of each slot: the last in the high half, the one before in the
     /// low half. 0: never.
     visits: Box<[AtomicU32]>,
@@ -28,25 +30,81 @@ pub struct Slots {
     turned: AtomicU64,
 }
 
+/// The free slots.
+#[derive(Debug)]
+struct Free {
+    /// A bit for each slot, from the lowest of the first word on: whether the slot is free.
+    words: Box<[u64]>,
+    /// How many are free.
+    count: u32,
+    /// The slot after the one taken last.
+    next: u32,
+}
+
+impl Free {
+    fn new(count: u32) -> Self {
+        let mut words = vec![u64::MAX; count.div_ceil(64) as usize];
+        if let Some(last) = words.last_mut() {
+            *last >>= 63 - (count - 1) % 64;
+        }
+        Self { words: words.into(), count, next: 0 }
+    }
+
+    /// The first free slot from `next` on, or from the beginning.
+    fn take(&mut self) -> Option<u32> {
+        let first = self.next as usize / 64;
+        let here = *self.words.get(first)? & u64::MAX << (self.next % 64);
+        let words = self.words.len();
+        let (word, bits) = if here != 0 {
+            (first, here)
+        } else {
+            let others = (1..=words).map(|n| (first + n) % words);
+            others.map(|n| (n, self.words[n])).find(|(_, bits)| *bits != 0)?
+        };
+        let bit = bits.trailing_zeros();
+        self.words[word] &= !(1 << bit);
+        self.count -= 1;
+        let slot = word as u32 * 64 + bit;
+        self.next = (slot + 1) % (words as u32 * 64);
+        Some(slot)
+    }
+
+    fn is_free(&self, slot: u32) -> bool {
+        self.words[slot as usize / 64] >> (slot % 64) & 1 == 1
+    }
+
+    fn give(&mut self, slot: u32) {
+        debug_assert!(!self.is_free(slot), "slot {slot} is free already");
+        self.words[slot as usize / 64] |= 1 << (slot % 64);
+        self.count += 1;
+    }
+}
+
 impl Slots {
     /// `count` free slots.
     pub(super) fn new(count: u32) -> Self {
         Self {
-            free: Mutex::new((0..count).rev().collect()),
+            free: Mutex::new(Free::new(count)),
             visits: (0..count).map(|_| AtomicU32::new(0)).collect(),
             turned: AtomicU64::new(0),
         }
     }
 
     /// Takes over the slots that another process had taken.
-    pub(super) fn adopt(&self, mut taken: Vec<u32>) {
-        taken.sort_unstable();
-        self.free.lock().retain(|slot| taken.binary_search(slot).is_err());
+    pub(super) fn adopt(&self, taken: &[u32]) {
+        let mut free = self.free.lock();
+        for slot in taken {
+            if free.is_free(*slot) {
+                free.words[*slot as usize / 64] &= !(1 << (slot % 64));
+                free.count -= 1;
+            }
+        }
     }
 
     /// Bytes of memory that the lists take.
     pub fn memory(&self) -> u64 {
-        u64::from(self.count()) * (size_of::<u32>() + size_of::<AtomicU32>()) as u64
+        u64::from(self.count()) * size_of::<AtomicU32>() as u64
+            + u64::from(self.count()).div_ceil(8)
     }
 
     /// How many slots there are.
@@ -56,20 +114,19 @@ impl Slots {
 
     /// How many are free.
     pub fn free(&self) -> u32 {
-        self.free.lock().len() as u32
+        self.free.lock().count
     }
 
-    /// Takes a free slot.
+    /// Takes the next free slot.
     pub fn take(&self) -> Option<u32> {
-        self.free.lock().pop()
+        self.free.lock().take()
     }
 
     /// Gives a slot back.
     pub fn give(&self, slot: u32) {
         let mut free = self.free.lock();
-        debug_assert!(free.len() < self.visits.len(), "a slot too many");
         self.visits[slot as usize].store(0, Ordering::Relaxed);
-        free.push(slot);
+        free.give(slot);
     }
 
     /// Notes that `bytes` bytes were spilled.
@@ -114,8 +171,29 @@ mod tests {
         assert!(visit(), "what goes on is soon");
         turn(1000);
         assert!(!visit());
-        slots.free.lock().retain(|slot| *slot != 1);
+        slots.adopt(&[1]);
         slots.give(1);
         assert!(visit(), "another one is in the slot now");
+    }
+
+    #[test]
+    fn they_are_taken_in_order_round_the_device() {
+        for count in [1, 63, 64, 65, 200] {
+            let slots = Slots::new(count);
+            let all: Vec<u32> = std::iter::from_fn(|| slots.take()).collect();
+            assert_eq!(all, (0..count).collect::<Vec<_>>());
+            assert_eq!(slots.free(), 0);
+            all.iter().rev().for_each(|slot| slots.give(*slot));
+            assert_eq!((slots.free(), slots.take()), (count, Some(0)), "from the beginning");
+        }
+        assert_eq!(Slots::new(0).take(), None);
+        let slots = Slots::new(200);
+        slots.adopt(&[3, 70, 3]);
+        let first: Vec<u32> = (0..69).filter_map(|_| slots.take()).collect();
+        assert!(!first.contains(&3) && first.last() == Some(&69));
+        slots.give(5);
+        assert_eq!((slots.take(), slots.free()), (Some(71), 129), "not back at once");
+        let rest: Vec<u32> = std::iter::from_fn(|| slots.take()).collect();
+        assert_eq!(rest.last(), Some(&5));
     }
 }

@@ -607,7 +607,7 @@ mod tests {
             // Another part of the segment does not wait, and goes on behind it.
             let next = windows.wish(7, (900, at(MOST)), 1);
             assert_eq!((next.from, next.is_stream), (MOST, true));
-            bring(&windows, 7, MOST..MOST + LEAST, next);
+            bring(windows, 7, MOST..MOST + LEAST, next);
             let late = scope.spawn(move || {
                 let needed = LEAST..2 * LEAST;
                 windows.fill(7, needed.clone(), &needed, wish, |_, _| unreachable!("read twice"))
