@@ -396,13 +396,14 @@ fn what_is_hot_is_in_memory() {
     let mut rig = Rig::new(64 << 10, 600, 10);
     rig.fill(SIZE);
     let hot: Vec<u64> = (0..200).map(|i| i * 23 % (SIZE / BLOCK)).collect();
-    for round in 0..6 {
+    for round in 0..8 {
         let before = rig.drive.reads.load(Ordering::SeqCst);
         for block in &hot {
             rig.check(block * BLOCK, BLOCK);
         }
         let reads = rig.drive.reads.load(Ordering::SeqCst) - before;
-        assert!(round < 3 || reads < 20, "{reads} in round {round}");
+        // A block is promoted where there is room, which the volume's thread makes meanwhile.
+        assert!(round < 5 || reads < 20, "{reads} in round {round}");
         // Cold data passes through meanwhile.
         for _ in 0..16 {
             let data = rig.dice.bytes(16 * BLOCK, 5);

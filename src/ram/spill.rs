@@ -1,4 +1,5 @@
-//! The spill device: the place of its slots, its counters, and whether it still takes writes.
+//! The spill device: the place of its slots, its counters, how reads and writes take turns there, and
+//! whether it still takes writes.
 //!
 //! Invariants: a failed write loses nothing, because its segment is still in memory; after a failed
 //! write nothing is written for a while, then writing is tried again ([`Pause`]); a failed read
@@ -47,6 +48,15 @@ pub struct SpillCounts {
 const PAUSE: Duration = Duration::from_secs(1);
 /// See [`PAUSE`].
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// The time that a piece of a segment may take to be written, about.
+const TURN: Duration = Duration::from_millis(10);
+/// The least piece, in bytes.
+const PIECE: usize = 128 << 10;
+/// How long the write of a segment lets reads go first, in all.
+const COURTESY: Duration = Duration::from_millis(100);
+/// How often it looks whether they have ended.
+const NAP: Duration = Duration::from_micros(200);
 
 /// When a device is tried again after a failed write. Times are in milliseconds.
 struct Pause {
@@ -102,6 +112,8 @@ pub(super) struct Spill {
     writing_ns: AtomicU64,
     errors: AtomicU64,
     seek: Mutex<SeekCost>,
+    /// Reads under way.
+    reading: AtomicU64,
 }
 
 impl Spill {
@@ -121,6 +133,7 @@ impl Spill {
             writing_ns: zero(),
             errors: zero(),
             seek: Mutex::default(),
+            reading: zero(),
         }
     }
 
@@ -160,7 +173,7 @@ impl Spill {
         self.write_budget.lock().take(len, self.began.elapsed());
         self.writes.fetch_add(1, Ordering::Relaxed);
         let start = Instant::now();
-        let done = self.drive.write(self.at(slot, 0), bytes);
+        let done = self.write_pieces(slot, bytes);
         self.writing_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         match done {
             Ok(()) => {
@@ -173,6 +186,29 @@ impl Spill {
             }
         };
         done.is_ok()
+    }
+
+    /// Writes `bytes` to the start of a slot, in pieces between which reads go first: a device that
+    /// takes one request at a time would let them wait for the whole segment.
+    fn write_pieces(&self, slot: u32, bytes: &[u8]) -> Result<(), DriveError> {
+        let piece = self.piece();
+        let mut patience = COURTESY;
+        for (n, part) in bytes.chunks(piece).enumerate() {
+            while n > 0 && self.reading.load(Ordering::Relaxed) > 0 && !patience.is_zero() {
+                std::thread::sleep(NAP);
+                patience = patience.saturating_sub(NAP);
+            }
+            self.drive.write(self.at(slot, (n * piece) as u32), part)?;
+        }
+        Ok(())
+    }
+
+    /// What the device writes in about [`TURN`]; a whole segment on a quick one.
+    fn piece(&self) -> usize {
+        let written = self.written_bytes.load(Ordering::Relaxed);
+        let rate = written as f64 / self.writing_ns.load(Ordering::Relaxed).max(1) as f64;
+        let bytes = (rate * TURN.as_nanos() as f64) as usize;
+        (bytes / PIECE * PIECE).max(PIECE).min(self.segment as usize)
     }
 
     /// Zeroes the label. A device that cannot be written to keeps its label, which does no harm.
@@ -188,7 +224,9 @@ impl Spill {
         debug_assert!(buf.len().is_multiple_of(ALIGN));
         self.reads.fetch_add(1, Ordering::Relaxed);
         let start = Instant::now();
+        self.reading.fetch_add(1, Ordering::Relaxed);
         let read = self.drive.read(self.at(slot, from), buf);
+        self.reading.fetch_sub(1, Ordering::Relaxed);
         let took = start.elapsed().as_nanos() as u64;
         self.reading_ns.fetch_add(took, Ordering::Relaxed);
         match read {
