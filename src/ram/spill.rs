@@ -1,5 +1,5 @@
-//! The spill device: the place of its slots, its counters, how reads and writes take turns there, and
-//! whether it still takes writes.
+//! The spill device: the place of its slots, its counters, how reads and writes take turns there,
+//! and whether it still takes writes.
 //!
 //! Invariants: a failed write loses nothing, because its segment is still in memory; after a failed
 //! write nothing is written for a while, then writing is tried again ([`Pause`]); a failed read
