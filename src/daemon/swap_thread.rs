@@ -30,6 +30,10 @@ const LOOK: Duration = Duration::from_millis(250);
 const FAR: Duration = Duration::from_secs(1);
 /// How long a volume counts as one that refuses pages.
 const LATELY: Duration = Duration::from_secs(2);
+/// Memory is plenty if this part of it is available, and [`PLENTY`].
+const PLENTY_PART: u64 = 4;
+/// Bytes; more than programs take between two looks.
+const PLENTY: u64 = 1 << 30;
 
 /// What makes the kernel free the slots of pages that are read back.
 enum Lever {
@@ -134,6 +138,7 @@ struct Watch {
     device: PathBuf,
     sampler: Sampler,
     looked: Option<Instant>,
+    plenty: bool,
     shortage: Shortage,
     /// Until when there is too much room to look at it.
     far: Option<Instant>,
@@ -157,6 +162,7 @@ impl Watch {
             device,
             sampler: Sampler::of_this_machine(),
             looked: None,
+            plenty: false,
             shortage: Shortage::default(),
             far: None,
             capacity: Capacity::default(),
@@ -174,6 +180,12 @@ impl Watch {
     fn look(&mut self, running: &Running) {
         self.looked = Some(Instant::now());
         let machine = self.sampler.memory();
+        self.plenty = machine
+            .available_bytes
+            .is_some_and(|bytes| is_plenty(bytes, machine.total_bytes, self.plenty));
+        if let Some(memory) = running.volume.in_memory() {
+            memory.memory_is_plenty(self.plenty);
+        }
         let far = self.far.is_some_and(|until| Instant::now() < until);
         if let Some(available) = machine.available_bytes.filter(|_| !far) {
             self.warn(running, (machine.total_bytes, available));
@@ -219,5 +231,25 @@ impl Watch {
         }
         // If the queue is full, the main thread is about to look anyway.
         let _ = self.events.try_send(Event::Trouble);
+    }
+}
+
+/// Whether `available` of `total` bytes are plenty, if they `were` at the last look.
+fn is_plenty(available: u64, total: u64, were: bool) -> bool {
+    let least = (total / PLENTY_PART).max(PLENTY);
+    available >= if were { least } else { least + least / 4 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plenty_is_a_part_and_more_than_a_burst() {
+        const GIB: u64 = 1 << 30;
+        assert!(!is_plenty(GIB, GIB, false), "a small machine never has plenty");
+        assert!(is_plenty(GIB * 5 / 4, 2 * GIB, false) && is_plenty(GIB, 2 * GIB, true));
+        assert!(!is_plenty(GIB, 2 * GIB, false) && !is_plenty(GIB - 1, 2 * GIB, true));
+        assert!(is_plenty(20 * GIB, 64 * GIB, false) && !is_plenty(15 * GIB, 64 * GIB, true));
     }
 }

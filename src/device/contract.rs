@@ -285,6 +285,10 @@ pub trait InMemory {
     /// There is no room for the emergency reserve.
     fn carry_swap(&self, on: bool) -> Outcome<()>;
 
+    /// Whether the machine has plenty of memory: then a small emergency reserve is enough. Until
+    /// this is called it has not.
+    fn memory_is_plenty(&self, plenty: bool);
+
     /// Follows from now on which blocks' content is given up, as `bits` tell, or none.
     fn follow_freed(&self, bits: Option<&FreedBits>);
 

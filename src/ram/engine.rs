@@ -225,7 +225,7 @@ impl Ram {
     }
 
     /// Returns ready frames that a busy volume does not need.
-    pub(super) fn trim_surplus(&self) {
+    fn trim_surplus(&self) {
         let frames = self.store.budget().used() / u64::from(self.store.segment_size());
         let keep = READY_BUSY + (frames / READY_PART) as usize;
         self.store.frames().trim(self.store.budget(), keep);

@@ -18,6 +18,5 @@ mod write_budget;
 
 pub use demote::Unread;
 pub use engine::{NoSpace, Ram};
-pub use mempool::CALM;
 pub use recompress::{Pass, Recompress, RecompressCounts, Recompressed};
 pub use spill::{SpillCounts, SpillTo};

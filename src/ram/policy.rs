@@ -59,20 +59,23 @@ pub fn reserve(limit: u64, segment: u32) -> (u64, u64) {
 /// See [`reserve`].
 const RESERVE_PART: u64 = 16;
 
-/// Frames that a volume that carries swap keeps ready, for a `limit`: the least, enough for what is
-/// on its way while the mempool is refilled, doubled `doublings` times.
-pub fn mempool(limit: u64, segment: u32, doublings: u32) -> usize {
-    let least = (limit / MEMPOOL_PART).min(MEMPOOL);
-    let bytes = least << doublings.min(MEMPOOL_DOUBLINGS);
+/// Frames that a volume that carries swap keeps ready, for a `limit`: enough for what the machine
+/// swaps out in one go, or, if it is to be `small`, for what is on its way while it is refilled.
+pub fn mempool(limit: u64, segment: u32, small: bool) -> usize {
+    let (part, most) =
+        if small { (MEMPOOL_SMALL_PART, MEMPOOL_SMALL) } else { (MEMPOOL_PART, MEMPOOL_MOST) };
+    let bytes = (limit / part).min(most);
     (bytes / u64::from(segment)).max(MEMPOOL_LEAST) as usize
 }
 
-/// How often the mempool may double: up to 24 MiB, or a sixteenth of the limit.
-pub const MEMPOOL_DOUBLINGS: u32 = 2;
 /// See [`mempool`].
-const MEMPOOL_PART: u64 = 64;
+const MEMPOOL_PART: u64 = 16;
+/// See [`mempool`]: bytes.
+const MEMPOOL_MOST: u64 = 32 << 20;
+/// See [`mempool`].
+const MEMPOOL_SMALL_PART: u64 = 64;
 /// See [`mempool`]: bytes; the requests that may be under way have 8 MiB, uncompressed.
-const MEMPOOL: u64 = 6 << 20;
+const MEMPOOL_SMALL: u64 = 6 << 20;
 /// See [`mempool`]: the frames of the cleaner, and as many for writers.
 const MEMPOOL_LEAST: u64 = 4;
 

@@ -628,6 +628,10 @@ impl InMemory for Volume {
         self.ram.begin_mempool(self.size_now() / BLOCK_SIZE as u64)
     }
 
+    fn memory_is_plenty(&self, plenty: bool) {
+        self.ram.memory_is_plenty(plenty);
+    }
+
     fn follow_freed(&self, bits: Option<&FreedBits>) {
         self.ram.store().follow_freed(bits);
     }

@@ -3,10 +3,9 @@
 use super::Volume;
 use crate::device::worker::Worker;
 use crate::error::Result;
-use crate::ram::CALM;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Interval between checks. Writers wake the thread when they take from the mempool.
 const TICK: Duration = Duration::from_millis(500);
@@ -39,18 +38,9 @@ fn refill(volume: &Weak<Volume>, stop: &AtomicBool) {
     if let Some(volume) = volume.upgrade() {
         volume.ram().serve_mempool(is_first);
     }
-    let (mut waits, mut since) = (0, Instant::now());
     while !stop.load(Ordering::Acquire) {
         let Some(volume) = volume.upgrade() else { return };
         while volume.ram().refill() && !stop.load(Ordering::Acquire) {}
-        let now = volume.ram().mempool_waits();
-        let is_calm = now == waits;
-        if !is_calm || since.elapsed() >= CALM {
-            (waits, since) = (now, Instant::now());
-            if is_calm {
-                volume.ram().shrink_mempool();
-            }
-        }
         let has_mempool = volume.ram().has_mempool();
         drop(volume);
         if has_mempool {
