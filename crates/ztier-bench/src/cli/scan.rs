@@ -1,8 +1,8 @@
 //! `ztier-bench scan`, and the load that it starts.
 
 use super::{MachineArgs, finish, name_of, warn_if_busy};
-use crate::report::{Output, Report, print};
 use crate::model::Name;
+use crate::report::{Output, Report, print};
 use crate::vm::{Flavour, Inside, Speed};
 use crate::workload::log::REAL_DIR;
 use crate::workload::scan::load::{self, Load};
