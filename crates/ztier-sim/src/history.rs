@@ -5,7 +5,7 @@
 //! every later state includes.
 
 use crate::content::{Flavour, Value};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// The volume's past.
 #[derive(Clone, Debug)]
@@ -13,6 +13,8 @@ pub struct History {
     /// Position of the last flush that was acknowledged, or of the last recovery.
     floor: u64,
     base: Vec<Value>,
+    /// Blocks that a cut has torn while no log protected them, and that hold no value at `floor`.
+    torn: BTreeSet<u32>,
     /// Block writes after `floor`.
     recent: VecDeque<(u32, Value)>,
     now: Vec<Value>,
@@ -28,8 +30,8 @@ impl History {
     /// The history of a volume that holds `base`, durably; `base` uses versions up to `version`.
     pub fn new(base: Vec<Value>, version: u32) -> Self {
         let (now, written) = (base.clone(), vec![0; base.len()]);
-        let (based, recent) = (written.clone(), VecDeque::new());
-        Self { floor: 0, now, written, based, base, recent, version }
+        let (based, recent, torn) = (written.clone(), VecDeque::new(), BTreeSet::new());
+        Self { floor: 0, now, written, based, base, torn, recent, version }
     }
 
     /// The value of the next write of that flavour to `block`. The caller submits it or drops it.
@@ -89,6 +91,7 @@ impl History {
         while self.floor < position {
             if let Some((block, value)) = self.recent.pop_front() {
                 self.base[block as usize] = value;
+                self.torn.remove(&block);
                 self.based[block as usize] = self.floor + 1;
             }
             self.floor += 1;
@@ -103,11 +106,20 @@ impl History {
         self.now.clone_from(&self.base);
     }
 
-    /// The volume holds `state`, durably, whatever was submitted.
-    pub fn adopt(&mut self, state: Vec<Value>) {
+    /// The volume holds `state`, durably, whatever was submitted, but for the blocks that are
+    /// `torn`.
+    pub fn adopt(&mut self, state: Vec<Value>, torn: &[u32]) {
         self.acknowledge(self.submitted());
         self.base.clone_from(&state);
         self.now = state;
+        self.torn = torn.iter().copied().collect();
+    }
+
+    /// Whether a block is torn at `position`, which is not below `floor`: no write up to there has
+    /// mended it.
+    pub fn is_torn(&self, block: u32, position: u64) -> bool {
+        let mut there = self.recent.iter().take((position - self.floor) as usize);
+        self.torn.contains(&block) && !there.any(|(other, _)| *other == block)
     }
 
     /// The content of each block at position `floor`.
@@ -172,5 +184,22 @@ mod tests {
         assert_eq!(history.now(), [first, second, Value::Zero]);
         assert_eq!(history.submitted(), 2);
         assert_ne!(write(&mut history, 0), third, "versions are not given out again");
+    }
+
+    #[test]
+    fn a_torn_block_is_mended_by_a_write_that_lasts() {
+        let mut history = History::new(vec![Value::Zero; 2], 0);
+        history.adopt(vec![Value::Zero; 2], &[1]);
+        let value = history.draw(1, Flavour::Word);
+        history.write(1, value);
+        let floor = history.floor();
+        assert_eq!([0, 1].map(|n| history.is_torn(1, floor + n)), [true, false]);
+        assert!(!history.is_torn(0, floor));
+        // A cut undoes the write.
+        history.restart(floor);
+        assert!(history.is_torn(1, floor));
+        history.write(1, value);
+        history.acknowledge(floor + 1);
+        assert!(!history.is_torn(1, floor + 1));
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Two contracts. With a log, the whole volume is the state after some prefix of the block writes
 //! that covers the last acknowledged flush. Without, each block holds its flushed value or one
-//! submitted later. A block reported as lost satisfies both: it was not served.
+//! submitted later. A block reported as lost satisfies both: it was not served. A block that was
+//! torn without a log may stay so until a write of it lasts.
 
 use crate::content::Value;
 use crate::history::History;
@@ -37,8 +38,10 @@ pub fn prefix(history: &History, seen: &[Seen]) -> Result<u64, String> {
 pub fn prefixes(history: &History, seen: &[Seen]) -> Result<(u64, u64), String> {
     assert_eq!(seen.len(), history.blocks() as usize);
     let length = (history.submitted() - history.floor()) as usize;
-    let matches = |block: usize, value: Value| match seen[block] {
+    // `value` is of the prefix after `since` writes.
+    let matches = |block: usize, value: Value, since: usize| match seen[block] {
         Seen::Lost => true,
+        Seen::Foreign => since == 0 && history.is_torn(block as u32, history.floor()),
         found => found == Seen::Value(value),
     };
     // For each prefix the number of blocks that it explains, as differences to the prefix before.
@@ -47,14 +50,14 @@ pub fn prefixes(history: &History, seen: &[Seen]) -> Result<(u64, u64), String> 
     let mut since = vec![0; seen.len()];
     for (i, (block, next)) in history.recent().enumerate() {
         let block = block as usize;
-        if matches(block, value[block]) {
+        if matches(block, value[block], since[block]) {
             explains[since[block]] += 1;
             explains[i + 1] -= 1;
         }
         (value[block], since[block]) = (next, i + 1);
     }
     for block in 0..seen.len() {
-        if matches(block, value[block]) {
+        if matches(block, value[block], since[block]) {
             explains[since[block]] += 1;
             explains[length + 1] -= 1;
         }
@@ -84,9 +87,13 @@ fn contradictions(history: &History, seen: &[Seen], position: u64) -> String {
     );
     let state = history.state_at(position);
     let wrong = state.iter().zip(seen).enumerate();
-    let wrong: Vec<_> = wrong
-        .filter(|(_, (value, seen))| **seen != Seen::Lost && **seen != Seen::Value(**value))
-        .collect();
+    let is_wrong = |block: usize, value: Value, seen: Seen| match seen {
+        Seen::Lost => false,
+        Seen::Foreign => !history.is_torn(block as u32, position),
+        found => found != Seen::Value(value),
+    };
+    let wrong: Vec<_> =
+        wrong.filter(|(block, (value, seen))| is_wrong(*block, **value, **seen)).collect();
     for (block, (value, seen)) in wrong.iter().take(NAMED_MAX) {
         // Writing to a string cannot fail.
         let _ = write!(text, "; block {block}: expected {value:?}, found {}", say(**seen));
@@ -111,11 +118,13 @@ fn say(seen: Seen) -> String {
 /// The first block that does not.
 pub fn blocks(history: &History, seen: &[Seen]) -> Result<(), String> {
     assert_eq!(seen.len(), history.blocks() as usize);
-    let mut fine: Vec<bool> = history
-        .base()
-        .iter()
-        .zip(seen)
-        .map(|(value, seen)| *seen == Seen::Lost || *seen == Seen::Value(*value))
+    let base = history.base().iter().zip(seen).enumerate();
+    let mut fine: Vec<bool> = base
+        .map(|(block, (value, seen))| match *seen {
+            Seen::Lost => true,
+            Seen::Foreign => history.is_torn(block as u32, history.floor()),
+            found => found == Seen::Value(*value),
+        })
         .collect();
     for (block, value) in history.recent() {
         fine[block as usize] |= seen[block as usize] == Seen::Value(value);
@@ -247,6 +256,25 @@ mod tests {
         assert_eq!(prefix(&history, &[Seen::Lost, Seen::Value(Value::Zero)]), Ok(2));
         same(&seen(&[old]), &seen(&[old])).unwrap();
         same(&seen(&[old]), &seen(&[new])).unwrap_err();
+    }
+
+    #[test]
+    fn a_torn_block_may_stay_so_until_a_write_lasts() {
+        let mut history = History::new(vec![Value::Zero; 2], 0);
+        history.adopt(vec![Value::Zero; 2], &[1]);
+        let torn = [Seen::Value(Value::Zero), Seen::Foreign];
+        assert_eq!(prefix(&history, &torn), Ok(0));
+        let (a, b) = (history.draw(0, Flavour::Word), history.draw(1, Flavour::Word));
+        history.write(1, b);
+        history.write(0, a);
+        assert_eq!(prefix(&history, &torn), Ok(0));
+        blocks(&history, &torn).unwrap();
+        let complaint = prefix(&history, &[Seen::Value(a), Seen::Foreign]).unwrap_err();
+        assert!(complaint.contains("block 1: expected Word"), "{complaint}");
+        prefix(&history, &[Seen::Foreign, Seen::Foreign]).unwrap_err();
+        history.acknowledge(1);
+        prefix(&history, &torn).unwrap_err();
+        blocks(&history, &torn).unwrap_err();
     }
 
     /// Zeros are written again and again, so several ranges of positions explain them.

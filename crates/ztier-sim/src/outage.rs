@@ -199,8 +199,13 @@ impl World<'_> {
             Seen::Value(value) => *value,
             Seen::Lost | Seen::Foreign => *now,
         });
-        self.history.adopt(state.collect());
-        torn.into_iter().try_for_each(|block| self.write(block, Flavour::Word))
+        self.history.adopt(state.collect(), &torn);
+        self.write_again(&torn)
+    }
+
+    /// The writers of torn blocks write them again.
+    fn write_again(&mut self, torn: &[u32]) -> Result<(), Trouble> {
+        torn.iter().try_for_each(|block| self.write(*block, Flavour::Word))
     }
 
     /// Whether the volume may hold `seen`; the history goes on from there.
@@ -225,7 +230,9 @@ impl World<'_> {
         self.judge_lost(seen, first)?;
         self.say(|| format!("recovered write {k} of {floor}..={submitted}"));
         self.history.restart(k);
-        Ok(())
+        let torn = (0..self.history.blocks()).filter(|block| self.history.is_torn(*block, k));
+        let torn: Vec<u32> = torn.collect();
+        self.write_again(&torn)
     }
 
     /// Cuts the power after a close, whatever its outcome: no process uses a log after its close.
