@@ -78,8 +78,9 @@ impl Running {
         self.stop(how.force)?;
         let drained = if how.drain { draining::drain(&*self.volume) } else { Ok(()) };
         let loss = self.stats().loss();
-        let undrained = drained.err().map(|e| e.to_string());
-        Ok(Ended { left: self.left_in_log(), undrained, loss })
+        // A drained log has nothing left, also while a window goes over segments of garbage.
+        let left = if how.drain && drained.is_ok() { None } else { self.left_in_log() };
+        Ok(Ended { left, undrained: drained.err().map(|e| e.to_string()), loss })
     }
 
     /// The data that only the log has. The export is stopped, so no more writes come.
