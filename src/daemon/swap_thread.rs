@@ -214,7 +214,11 @@ impl Watch {
 
     /// Says when memory and swap are nearly full, and when they are no longer.
     fn warn(&mut self, running: &Running, memory: (u64, u64)) {
-        let Some(swap) = swap_with(&self.device) else { return };
+        let swap = swap_with(&self.device);
+        if let Some(memory) = running.volume.in_memory() {
+            memory.swap_rests(swap.is_none());
+        }
+        let Some(swap) = swap else { return };
         self.capacity = self.capacity_of(running);
         let ballast = self.seen.ballast.load(Ordering::Acquire);
         let used = swap.used.saturating_sub(ballast);

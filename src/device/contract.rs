@@ -289,6 +289,10 @@ pub trait InMemory {
     /// this is called it has not.
     fn memory_is_plenty(&self, plenty: bool);
 
+    /// Whether the machine does not swap to the device now, although [`Self::carry_swap`] is on:
+    /// then writes wait longer for memory before they are refused.
+    fn swap_rests(&self, rests: bool);
+
     /// Follows from now on which blocks' content is given up, as `bits` tell, or none.
     fn follow_freed(&self, bits: Option<&FreedBits>);
 

@@ -8,7 +8,9 @@
 //!
 //! When the mempool is used up all the same, a write waits a moment and is then refused. The
 //! machine keeps that page where it was, as with a full device. A longer wait would also hold up
-//! threads that could free memory.
+//! threads that could free memory. While the machine does not swap to the volume, as after a
+//! `swapoff` by hand, the writer is a file system, which loses what is refused: then a write waits
+//! longer.
 
 use super::engine::Ram;
 use super::policy;
@@ -23,6 +25,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_millis(50);
 /// How long it waits after another write waited in vain.
 const LAST_PATIENCE: Duration = Duration::from_millis(2);
+/// How long a write waits while the machine does not swap to the volume.
+const LONG_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a waiting write looks for a frame.
 const NAP: Duration = Duration::from_micros(100);
 
@@ -33,6 +37,8 @@ pub(super) struct Mempool {
     refiller: OnceLock<(Thread, bool)>,
     /// The machine has plenty of memory.
     plenty: AtomicBool,
+    /// The machine does not swap to the volume now, although it may again.
+    rests: AtomicBool,
     /// A write waited in vain since a frame was last added: other writes need not find that out
     /// again.
     dry: AtomicBool,
@@ -70,6 +76,21 @@ impl Ram {
         if self.mempool.plenty.swap(plenty, Ordering::AcqRel) != plenty {
             self.fit_mempool();
             self.look_at_mempool();
+        }
+    }
+
+    /// Notes whether the machine swaps to the volume now.
+    pub fn swap_rests(&self, rests: bool) {
+        self.mempool.rests.store(rests, Ordering::Release);
+    }
+
+    /// How long a write waits for a frame.
+    fn patience(&self) -> Duration {
+        let Mempool { rests, dry, .. } = &self.mempool;
+        match (rests.load(Ordering::Acquire), dry.load(Ordering::Acquire)) {
+            (true, _) => LONG_PATIENCE,
+            (false, true) => LAST_PATIENCE,
+            (false, false) => PATIENCE,
         }
     }
 
@@ -123,13 +144,55 @@ impl Ram {
         while found && frames.ready() as u64 <= RESERVE_SEGMENTS {
             self.look_at_mempool();
             std::thread::sleep(NAP);
-            let is_dry = self.mempool.dry.load(Ordering::Acquire);
-            found = start.elapsed() < if is_dry { LAST_PATIENCE } else { PATIENCE };
+            found = start.elapsed() < self.patience();
             if !found {
                 self.mempool.dry.store(true, Ordering::Release);
             }
         }
         session.stalled += start.elapsed();
         found
+    }
+}
+
+#[cfg(all(test, not(miri), not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::BLOCK_SIZE;
+    use crate::codec::Algorithm;
+    use crate::media::Memory;
+    use crate::ram::store::Shape;
+
+    /// Writes blocks from `first` on until one is refused, but at most `most`.
+    fn write(ram: &Ram, first: u64, most: u64) -> u64 {
+        let mut session = ram.store().session().unwrap();
+        let block: [u8; BLOCK_SIZE] = std::array::from_fn(|n| n as u8);
+        let written =
+            (0..most).take_while(|n| ram.write(&mut session, first + n, &[block]).is_ok());
+        let written = written.count() as u64;
+        ram.store().leave(&session);
+        written
+    }
+
+    #[test]
+    fn a_write_waits_for_a_frame_while_the_machine_does_not_swap() {
+        let (segment, algorithm) = (1 << 20, Algorithm::None);
+        let shape = Shape { blocks_max: 1 << 16, segment, frames: 64, slots: 0, algorithm };
+        let ram = Ram::new(&Memory::default(), shape, 64 << 20).unwrap();
+        ram.begin_mempool(1 << 16).unwrap();
+        // Nothing refills the mempool.
+        let most =
+            2 * u64::from(segment) / BLOCK_SIZE as u64 * ram.store().frames().mempool() as u64;
+        let written = write(&ram, 0, most);
+        assert!(written < most, "{written}");
+        ram.swap_rests(true);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| write(&ram, most, 1000));
+            std::thread::sleep(Duration::from_millis(300));
+            while !writer.is_finished() {
+                ram.refill();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(writer.join().unwrap(), 1000);
+        });
     }
 }

@@ -632,6 +632,10 @@ impl InMemory for Volume {
         self.ram.memory_is_plenty(plenty);
     }
 
+    fn swap_rests(&self, rests: bool) {
+        self.ram.swap_rests(rests);
+    }
+
     fn follow_freed(&self, bits: Option<&FreedBits>) {
         self.ram.store().follow_freed(bits);
     }
