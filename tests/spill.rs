@@ -64,7 +64,7 @@ impl Rig {
         Self::with_room(segment, slots, seed, 1)
     }
 
-    /// With as little memory as there can be, and so many segments.
+    /// With as little memory as there can be, and room for `segments`.
     fn with_room(segment: u32, slots: u32, seed: u64, segments: u64) -> Self {
         let ram_limit = min_ram_limit(SIZE, segment) + segments * u64::from(segment);
         let options = Options {

@@ -156,6 +156,7 @@ impl Ram {
 
 #[cfg(all(test, not(miri), not(shuttle)))]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::BLOCK_SIZE;
     use crate::codec::Algorithm;

@@ -171,7 +171,6 @@ impl Spill {
     pub(super) fn write(&self, slot: u32, bytes: &[u8]) -> bool {
         let len = bytes.len() as u64;
         self.write_budget.lock().take(len, self.began.elapsed());
-        self.writes.fetch_add(1, Ordering::Relaxed);
         let start = Instant::now();
         let done = self.write_pieces(slot, bytes);
         self.writing_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
@@ -198,6 +197,7 @@ impl Spill {
                 std::thread::sleep(NAP);
                 patience = patience.saturating_sub(NAP);
             }
+            self.writes.fetch_add(1, Ordering::Relaxed);
             self.drive.write(self.at(slot, (n * piece) as u32), part)?;
         }
         Ok(())

@@ -4,7 +4,7 @@
 //! The CPUs are emulated, which costs each system differently: only ratios mean anything, and less
 //! than on real CPUs.
 
-use crate::model::{Kind, ModelDrive, Name};
+use crate::model::{ModelDrive, Name};
 use crate::report::{Output, print, say};
 use crate::rival::raw::RawDevice;
 use crate::rival::served::{QUEUE, Served};
@@ -28,8 +28,8 @@ pub enum Speed<'a> {
     AsFiles,
     /// Files with limits in bytes and requests a second, one pair for each disk.
     Held(&'a [(u64, u64)]),
-    /// Each as a drive of this kind is.
-    Modelled(Kind),
+    /// Each the beginning of such a drive.
+    Modelled(Name),
 }
 
 /// What to run, and on which machine.
@@ -80,8 +80,9 @@ impl Inside<'_> {
                     let (bytes, requests) = limits[n];
                     setup.held_disk(name, *size, bytes, requests)
                 }
-                Speed::Modelled(kind) => {
-                    served.push(modelled(kind, *size, name)?);
+                Speed::Modelled(drive) => {
+                    let drive = Name { size: drive.size.min(*size), ..drive };
+                    served.push(modelled(drive, name)?);
                     setup.file_disk(name, served[n].path(), Cache::None)
                 }
             };
@@ -125,8 +126,8 @@ impl Inside<'_> {
 }
 
 /// A modelled drive in real time, as a block device of this system.
-fn modelled(kind: Kind, size: u64, name: &str) -> Result<Served> {
-    let drive = Arc::new(ModelDrive::real_time(Name { kind, size }));
+fn modelled(drive: Name, name: &str) -> Result<Served> {
+    let drive = Arc::new(ModelDrive::real_time(drive));
     Served::by(Arc::new(RawDevice(drive)), &format!("vm-{name}"), QUEUE)
 }
 

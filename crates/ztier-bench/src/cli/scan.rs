@@ -1,7 +1,6 @@
 //! `ztier-bench scan`, and the load that it starts.
 
 use super::{MachineArgs, finish, name_of, warn_if_busy};
-use crate::model::Name;
 use crate::report::{Output, Report, print};
 use crate::vm::{Flavour, Inside, Speed};
 use crate::workload::log::REAL_DIR;
@@ -48,7 +47,7 @@ pub struct ScanArgs {
     only: Vec<System>,
     /// Where disk swap, zswap's and the spill go: files in a directory, or a block device for
     /// each, in this order, that holds nothing. They are overwritten. With --vm only a model, like
-    /// sim:emmc-5.1: each is such a drive.
+    /// sim:emmc-5.1: each has a drive of its own of that kind.
     #[arg(long, value_name = "DIR|DEVICE,…", value_delimiter = ',', default_value = REAL_DIR)]
     disk: Vec<PathBuf>,
     #[command(flatten)]
@@ -108,7 +107,7 @@ impl ScanArgs {
     fn speed(&self) -> Result<Speed<'static>> {
         match &self.disk[..] {
             [dir] if dir.as_os_str() == REAL_DIR => Ok(Speed::AsFiles),
-            [one] => Ok(Speed::Modelled(one.to_string_lossy().parse::<Name>()?.kind)),
+            [one] => Ok(Speed::Modelled(one.to_string_lossy().parse()?)),
             _ => Err(Error::usage("a machine's disks are all of one model, like sim:emmc-5.1")),
         }
     }
