@@ -19,7 +19,7 @@ use std::path::Path;
 use support::loops::{Loop, lacks_loops};
 use support::place::{BLOCK, Place, content};
 use support::sandbox::{Done, eventually};
-use support::shell::{ok, run};
+use support::shell::{ok, run, unmount};
 use support::superblock;
 use ztier::media::{Access, ChangeCounter, FileDrive, Identity};
 
@@ -110,7 +110,7 @@ impl Inside<'_> {
         fs::create_dir_all(point).unwrap();
         ok(60, "mount", &["-o", options, device.path(), point.to_str().unwrap()]);
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(point)));
-        ok(60, "umount", &[point.to_str().unwrap()]);
+        unmount(point.to_str().unwrap());
         done.unwrap();
     }
 

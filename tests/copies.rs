@@ -14,7 +14,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use support::place::{BLOCK, BLOCKS, Place, content};
 use support::sandbox::Sandbox;
-use support::shell::{missing, ok};
+use support::shell::{missing, ok, unmount};
 
 /// A place whose backing store has a version of each block.
 fn filled() -> Place {
@@ -278,17 +278,17 @@ fn fio_and_ext4_get_back_what_they_wrote() {
     (1..9).for_each(|i| fs::write(mnt.join(i.to_string()), file(i)).unwrap());
     (1..4).for_each(|i| fs::remove_file(mnt.join(i.to_string())).unwrap());
     ok(30, "fstrim", &[at]);
-    ok(20, "umount", &[at]);
+    unmount(at);
     ok(30, "e2fsck", &["-f", "-n", &device]);
     ok(20, "mount", &["-o", "ro", &device, at]);
     for round in 0..2 {
         (4..9).for_each(|i| {
             assert!(fs::read(mnt.join(i.to_string())).unwrap() == file(i), "{i}, {round}");
         });
-        ok(20, "umount", &[at]);
+        unmount(at);
         ok(20, "mount", &["-o", "ro", &device, at]);
     }
-    ok(20, "umount", &[at]);
+    unmount(at);
     let stats = sandbox.status(&name)["stats"]["cache"].clone();
     assert!(stats["hit_blocks"].as_u64().unwrap() > 100, "{stats}");
     assert!(stats["damaged_copies"] == 0 && stats["backing_errors"] == 0, "{stats}");

@@ -17,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::loops::{Loop, lacks_loops as lacks};
-use support::shell::{missing, ok, run, text};
+use support::shell::{missing, ok, run, text, try_unmount};
 use ztier::media::ring::Op;
 use ztier::media::{
     Access, Buffer, Drive, FileDrive, IdKind, Identity, Match, Ring, Signature, StableId,
@@ -56,9 +56,8 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let out = run(20, "umount", &[self.0.to_str().unwrap()]);
-        if !out.status.success() {
-            eprintln!("{} was left: {}", self.0.display(), text(&out));
+        if let Err(why) = try_unmount(self.0.to_str().unwrap()) {
+            eprintln!("{} was left: {why}", self.0.display());
         }
     }
 }

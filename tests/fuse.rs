@@ -8,7 +8,7 @@
 #[path = "support/shell.rs"]
 mod shell;
 
-use shell::{missing, ok, run, text};
+use shell::{missing, ok, run, text, unmount};
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
@@ -337,13 +337,13 @@ fn ext4_lives_on_it_and_stop_is_refused_while_mounted() {
         std::fs::remove_file(mnt.join(format!("f{i}"))).unwrap();
     }
     ok(30, "fstrim", &["-v", mnt.to_str().unwrap()]);
-    ok(20, "umount", &[mnt.to_str().unwrap()]);
+    unmount(mnt.to_str().unwrap());
     ok(30, "e2fsck", &["-f", "-n", &dev]);
     ok(20, "mount", &["-o", "ro", &dev, mnt.to_str().unwrap()]);
     for i in 3..6 {
         assert!(std::fs::read(mnt.join(format!("f{i}"))).unwrap() == content, "f{i} changed");
     }
-    ok(20, "umount", &[mnt.to_str().unwrap()]);
+    unmount(mnt.to_str().unwrap());
     std::fs::remove_dir(&mnt).unwrap();
     export.stop().unwrap();
     place.assert_nothing_left();
@@ -762,7 +762,7 @@ fn after_kill_a_mounted_file_system_is_named_and_left_alone() {
     let mount = left.iter().find(|l| matches!(l, Leftover::Mount(_))).unwrap();
     assert!(mount.remove().unwrap_err().to_string().contains("mounted on"));
     assert!(device.exists() && mount.exists());
-    ok(20, "umount", &[mnt.to_str().unwrap()]);
+    unmount(mnt.to_str().unwrap());
     std::fs::remove_dir(&mnt).unwrap();
     remove_all(&left);
     place.assert_nothing_left();

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use support::loops::{Loop, lacks_loops};
 use support::place::{BLOCK, BLOCKS, Place, content};
 use support::sandbox::{Done, eventually};
-use support::shell::{ok, run};
+use support::shell::{ok, run, try_unmount};
 use ztier::media::{Access, Drive, FileDrive};
 
 const MIB: u64 = 1 << 20;
@@ -73,8 +73,8 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        if !run(20, "umount", &[self.0.to_str().unwrap()]).status.success() {
-            eprintln!("{} was left", self.0.display());
+        if let Err(why) = try_unmount(self.0.to_str().unwrap()) {
+            eprintln!("{} was left: {why}", self.0.display());
         }
     }
 }

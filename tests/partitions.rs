@@ -14,7 +14,7 @@ mod shell;
 
 use loops::Loop;
 use sandbox::{Sandbox, eventually};
-use shell::{missing, ok};
+use shell::{missing, ok, unmount};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -91,7 +91,7 @@ fn a_partition_that_is_mounted_holds_the_volume() {
     let refused = sandbox.ztier(&["down", &name, "--discard"]);
     let held = format!("mounted on {}", mnt.display());
     let read = fs::read_to_string(mnt.join("file"));
-    ok(20, "umount", &[mnt.to_str().unwrap()]);
+    unmount(mnt.to_str().unwrap());
     assert!(refused.status != 0 && refused.err.contains(&held), "{refused:?}");
     assert_eq!(read.unwrap(), "kept");
     sandbox.ztier(&["down", &name, "--discard"]).ok();

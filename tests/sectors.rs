@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use support::loops::{Loop, lacks_loops};
 use support::sandbox::Sandbox;
-use support::shell::ok;
+use support::shell::{ok, unmount};
 
 const MIB: u64 = 1 << 20;
 /// Size of a backing store: the minimum of mkfs.xfs.
@@ -204,13 +204,13 @@ fn file_systems_with_small_blocks_are_used_through_ztier_and_alone() {
                 let path = format!("{mnt}/{i}");
                 fs::write(&path, vec![i as u8; i * 37]).unwrap();
             }
-            ok(60, "umount", &[mnt]);
+            unmount(mnt);
             ok(20, "mount", &[&device, mnt]);
             for i in 0..300_usize {
                 let path = format!("{mnt}/{i}");
                 assert_eq!(fs::read(&path).unwrap(), vec![i as u8; i * 37], "{path}");
             }
-            ok(60, "umount", &[mnt]);
+            unmount(mnt);
         } else {
             println!("skipped: this kernel mounts no {}", &make[0][5..]);
         }

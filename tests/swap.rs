@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 use support::machine::{Turn, set, settings, swap_line};
 use support::sandbox::{Done, Sandbox, eventually, stop};
-use support::shell::{missing, ok};
+use support::shell::{missing, ok, unmount};
 use ztier::config::{Ballast, SlotNews};
 use ztier::control::{Client, Request, Swapon, Swapping};
 
@@ -285,7 +285,7 @@ fn what_holds_or_is_held_is_no_swap() {
     fs::create_dir(&point).unwrap();
     ok(20, "mount", &["-o", "nodiscard", &device, point.to_str().unwrap()]);
     swapon(&sandbox, &name, &[]).refused(4, &["is in use", "mounted on"]);
-    ok(20, "umount", &[point.to_str().unwrap()]);
+    unmount(point.to_str().unwrap());
     // The old content goes, with its memory.
     fs::write(&device, vec![7; 8 << 20]).unwrap();
     swapon(&sandbox, &name, &[]).ok();

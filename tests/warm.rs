@@ -23,7 +23,7 @@ use support::loops::Loop;
 use support::pair::{Pair, SEGMENT, drain};
 use support::place::{BLOCK, BLOCKS, Place, content};
 use support::sandbox::{Sandbox, eventually};
-use support::shell::{missing, ok};
+use support::shell::{missing, ok, unmount};
 use ztier::device::{Channel, Device, LogOptions, LogVolume, Request};
 use ztier::log;
 use ztier::log::disk::format::data_at;
@@ -326,7 +326,7 @@ fn a_file_system_that_was_mounted_bare_is_read_as_it_is() {
     let (mount, bare) = (mount.to_str().unwrap(), Loop::on(Path::new(&place.backing), &[]));
     ok(60, "mount", &[bare.path(), mount]);
     let written = fs::write(Path::new(mount).join("a"), vec![7; 1 << 20]);
-    ok(60, "umount", &[mount]);
+    unmount(mount);
     written.unwrap();
     drop(bare);
     up(&place);

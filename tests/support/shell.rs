@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
 
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 /// Runs a program for at most `seconds`.
 pub fn run(seconds: u32, program: &str, args: &[&str]) -> Output {
@@ -24,6 +25,29 @@ pub fn ok(seconds: u32, program: &str, args: &[&str]) -> String {
     let out = run(seconds, program, args);
     assert!(out.status.success(), "{program} {args:?}: {:?}: {}", out.status, text(&out));
     text(&out)
+}
+
+/// Unmounts. A program that has just ended, or an `io_uring` that was just closed, may still hold a
+/// file for a moment.
+///
+/// # Errors
+/// What `umount` says, when it still fails after some seconds.
+pub fn try_unmount(point: &str) -> Result<(), String> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let out = run(20, "umount", &[point]);
+        match out.status.success() {
+            true => return Ok(()),
+            false if Instant::now() > deadline => return Err(text(&out)),
+            false => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+/// As [`try_unmount`], which has to succeed.
+#[track_caller]
+pub fn unmount(point: &str) {
+    try_unmount(point).unwrap();
 }
 
 /// Whether this machine lacks one of the programs; prints which.
