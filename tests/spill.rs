@@ -10,7 +10,7 @@ use ram_drive::RamDrive;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Barrier};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use ztier::device::{
     Algorithm, Channel, Device, IoError, Options, Recompress, Request, SpillTo, Volume,
     min_ram_limit,
@@ -44,6 +44,13 @@ impl Dice {
         });
         each.take(len as usize).collect()
     }
+}
+
+/// The memory files, as a process gets them that takes over.
+fn inherited(memory: &Memory) -> Memory {
+    let dup = |file: &OwnedFd| file.try_clone().unwrap();
+    let files = memory.files().into_iter().map(|(name, file)| (name, dup(&file)));
+    Memory::inherited(files.collect())
 }
 
 struct Rig {
@@ -102,9 +109,7 @@ impl Rig {
     /// Makes a new volume take over the memory files and the device.
     fn succeed(&mut self) {
         self.up = None;
-        let dup = |file: &OwnedFd| file.try_clone().unwrap();
-        let files = self.memory.files().into_iter().map(|(name, file)| (name, dup(&file)));
-        self.memory = Memory::inherited(files.collect());
+        self.memory = inherited(&self.memory);
         self.start();
         self.volume().audit().unwrap();
     }
@@ -435,6 +440,57 @@ fn neighbours_are_read_together() {
     let stats = rig.volume().stats();
     assert!(stats.spill_device_reads * 4 < below, "{} for {below}", stats.spill_device_reads);
     assert!(stats.spill_read_bytes < below * BLOCK * 5 / 4, "{}", stats.spill_read_bytes);
+}
+
+/// What a reader in order will want next is read before, also in the next slot: the reader itself
+/// waits for few reads of the device.
+#[test]
+fn what_follows_is_read_before_it_is_wanted() {
+    let mut rig = Rig::new(256 << 10, 200, 19);
+    rig.fill(SIZE);
+    let reads = |rig: &Rig| rig.drive.reads.load(Ordering::SeqCst);
+    let (mut own, mut ahead) = (0, 0);
+    for offset in (0..SIZE).step_by(BLOCK as usize) {
+        let before = reads(&rig);
+        rig.check(offset, BLOCK);
+        let between = reads(&rig);
+        while rig.volume().read_ahead_now() {}
+        own += between - before;
+        ahead += reads(&rig) - between;
+    }
+    assert!(own * 6 < ahead, "{own} of the reader, {ahead} ahead");
+    let stats = rig.volume().stats();
+    let below = stats.spilled_blocks * BLOCK;
+    assert!(stats.spill_read_bytes < below * 5 / 4, "{} for {below}", stats.spill_read_bytes);
+    // Reads that are not in order ask for nothing.
+    let before = reads(&rig);
+    for block in (0..200).map(|i| i * 391 % (SIZE / BLOCK)) {
+        rig.check(block * BLOCK, BLOCK);
+        assert!(!rig.volume().read_ahead_now());
+    }
+    assert!(reads(&rig) - before > 100);
+}
+
+/// The same by the thread of the volume: the device reads while no request does.
+#[test]
+fn the_volumes_thread_reads_ahead() {
+    let mut rig = Rig::new(256 << 10, 200, 20);
+    rig.fill(SIZE);
+    rig.up = None;
+    let below = SpillTo { drive: rig.drive.clone(), slots: rig.slots, daily: 0 };
+    let memory = inherited(&rig.memory);
+    let volume = Volume::create_over(&rig.options, &memory, Some(below)).unwrap();
+    let mut channel = Arc::clone(&volume).channel();
+    let reads_alone = (0..SIZE).step_by(BLOCK as usize).any(|offset| {
+        let mut buf = vec![0; BLOCK as usize];
+        channel.submit(Request::Read { offset, buf: &mut buf }, Instant::now()).unwrap();
+        assert!(buf == rig.model[offset as usize..][..buf.len()]);
+        let before = rig.drive.reads.load(Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(2));
+        rig.drive.reads.load(Ordering::SeqCst) > before
+    });
+    assert!(reads_alone);
+    volume.close();
 }
 
 /// Many more threads than windows, and a slow device: each thread finds what it has read, and no

@@ -139,6 +139,7 @@ impl Ram {
         loop {
             match self.store().read(session, block, out) {
                 Ok(version) => {
+                    self.look_ahead(session, block, 1);
                     self.promote(session, block, std::slice::from_ref(out));
                     return Ok(version);
                 }
@@ -163,6 +164,7 @@ impl Ram {
         {
             done += self.go_on(first + done as u64, stopped)?;
         }
+        self.look_ahead(session, first, out.len() as u64);
         self.promote(session, first, out);
         Ok(())
     }
@@ -189,6 +191,24 @@ impl Ram {
         let is_there = bring(below) || below.alone().is_some_and(|alone| bring(&alone));
         self.store().note_seek(lower.spill.seek_bytes());
         is_there
+    }
+
+    /// Looks what the stream of a read, if it is one, will want next, and has it brought.
+    fn look_ahead(&self, session: &Session, first: u64, count: u64) {
+        if self.lower().is_some() {
+            self.store().look_ahead(session, first, count);
+            self.wake_reader();
+        }
+    }
+
+    /// Brings a part of a slot that a stream will want next. `false` when there is none.
+    pub fn read_ahead(&self) -> bool {
+        let Some(lower) = self.lower() else { return false };
+        let Some(below) = self.store().next_ahead() else { return false };
+        // Where this fails, the read that wants the part tries again and tells.
+        let read = |from, window: &mut [u8]| lower.spill.read(below.slot, from, window).is_ok();
+        self.store().bring_ahead(&below, read);
+        true
     }
 
     /// Appends anew the blocks that were read again from a slot or a cluster, if that takes no room

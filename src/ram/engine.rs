@@ -56,6 +56,7 @@ pub struct Ram {
     lower: Option<Lower>,
     /// The thread that keeps the reserve of free memory.
     spiller: OnceLock<Thread>,
+    reader: OnceLock<Thread>,
     pub(super) mempool: Mempool,
     recompression: Recompression,
 }
@@ -93,6 +94,7 @@ impl Ram {
             store,
             lower,
             spiller: OnceLock::new(),
+            reader: OnceLock::new(),
             mempool: Mempool::default(),
             recompression: Recompression::default(),
             cleaner: Mutex::new(session),
@@ -116,6 +118,20 @@ impl Ram {
     /// Makes the calling thread the one that is woken when the reserve has to be refilled.
     pub fn keep_awake(&self) {
         self.spiller.get_or_init(std::thread::current);
+    }
+
+    /// Makes the calling thread the one that is woken for [`Ram::read_ahead`].
+    pub fn serve_streams(&self) {
+        self.reader.get_or_init(std::thread::current);
+    }
+
+    /// Wakes the thread that reads ahead, if that has something to do.
+    pub(super) fn wake_reader(&self) {
+        if self.store.has_ahead()
+            && let Some(reader) = self.reader.get()
+        {
+            reader.unpark();
+        }
     }
 
     /// The store below.

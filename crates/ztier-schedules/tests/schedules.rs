@@ -323,6 +323,43 @@ fn a_reader_beside_what_goes_down_and_up() {
     check(&volume);
 }
 
+/// Readers in order, and the thread that reads ahead of them, while slots are reused.
+fn a_stream_beside_what_goes_down_and_up() {
+    let volume = above(32, 12, 5);
+    let mut channel = Arc::clone(&volume).channel();
+    for number in 0..10 {
+        write(&mut *channel, number, 1).unwrap();
+    }
+    volume.spill_now();
+    let mover = {
+        let volume = Arc::clone(&volume);
+        thread::spawn(move || {
+            let mut channel = Arc::clone(&volume).channel();
+            for version in 2..4 {
+                (0..10).for_each(|number| write(&mut *channel, number, version).unwrap());
+                volume.spill_now();
+                volume.compact_now();
+                volume.clean_now();
+            }
+        })
+    };
+    let ahead = {
+        let volume = Arc::clone(&volume);
+        thread::spawn(move || (0..6).filter(|_| volume.read_ahead_now()).count())
+    };
+    let mut least = [1; 10];
+    for number in (0..10).chain(0..10) {
+        let version = read(&mut *channel, number);
+        assert!(version >= least[number as usize], "block {number} is stale");
+        least[number as usize] = version;
+    }
+    mover.join().unwrap();
+    ahead.join().unwrap();
+    while volume.read_ahead_now() {}
+    (0..10).for_each(|number| assert_eq!(read(&mut *channel, number), 3));
+    check(&volume);
+}
+
 /// One thread reads a spilled block twice, which promotes it, while another writes it.
 fn a_block_that_is_read_again_while_it_is_written() {
     let volume = above(32, 12, 5);
@@ -543,7 +580,7 @@ fn a_block_that_is_given_up_and_written_again() {
     check(&volume);
 }
 
-const TESTS: [fn(); 14] = [
+const TESTS: [fn(); 15] = [
     writers_of_the_same_block,
     a_reader_beside_a_writer_and_the_cleaner,
     writers_at_the_limit,
@@ -558,13 +595,14 @@ const TESTS: [fn(); 14] = [
     two_who_free_slots_beside_a_writer,
     a_claim_that_comes_too_late,
     a_block_that_is_given_up_and_written_again,
+    a_stream_beside_what_goes_down_and_up,
 ];
 
 /// One test function: a planted bug holds for the whole process, so no other test may run
 /// meanwhile.
 #[test]
 fn every_schedule_holds_and_every_planted_bug_is_found() {
-    let bugs: [(Bug, fn()); 17] = [
+    let bugs: [(Bug, fn()); 18] = [
         (Bug::ReserveBeforeLock, TESTS[0]),
         (Bug::CopyWithoutCheck, TESTS[1]),
         (Bug::FreeBeforeReadersLeave, TESTS[1]),
@@ -574,6 +612,7 @@ fn every_schedule_holds_and_every_planted_bug_is_found() {
         (Bug::ForgetFrameFirst, TESTS[6]),
         (Bug::WindowByNumber, TESTS[6]),
         (Bug::SpillBeforeWritten, TESTS[6]),
+        (Bug::WindowByNumber, TESTS[14]),
         (Bug::PromoteWithoutCheck, TESTS[7]),
         (Bug::PressWithoutCheck, TESTS[8]),
         (Bug::ForgetPartsThatChanged, TESTS[8]),

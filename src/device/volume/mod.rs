@@ -1,5 +1,5 @@
 //! A volume in compressed memory, and its threads: helpers for large requests, the cleaner, the
-//! spiller, the recompressor, and the thread that refills the mempool.
+//! spiller, the read-ahead thread, the recompressor, and the thread that refills the mempool.
 //!
 //! Invariant: every thread works through its own [`Channel`] or session. Front-ends have at most
 //! [`THREADS_MAX`] of them; no thread waits for another one to free a session.
@@ -8,6 +8,7 @@ mod channel;
 mod cleaner;
 mod io_context;
 mod packer;
+mod reader;
 mod refill;
 mod spiller;
 mod worker_pool;
@@ -148,6 +149,7 @@ impl Volume {
         volume.workers.lock().push(packer::start(&volume)?);
         if spills {
             volume.workers.lock().push(spiller::start(&volume)?);
+            volume.workers.lock().push(reader::start(&volume)?);
         }
         volume.workers.lock().push(refill::start(&volume)?);
         if let Some(pool) = WorkerPool::start(&volume)? {
@@ -431,6 +433,13 @@ impl Volume {
         if let Some(session) = &*self.inspector.lock() {
             self.ram.spill_all(session);
         }
+    }
+
+    /// Brings a part of a slot that a stream of reads comes to next, as the read-ahead thread does,
+    /// for tests. `false` when there is none.
+    #[doc(hidden)]
+    pub fn read_ahead_now(&self) -> bool {
+        self.ram.read_ahead()
     }
 
     /// Recompresses everything that was not read lately, for tests.

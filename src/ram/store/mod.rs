@@ -21,6 +21,7 @@
 //! - only the thread that has claimed a segment empties or spills it, so no other thread changes
 //!   where it is.
 
+mod ahead;
 mod audit;
 mod clean;
 mod cluster;
@@ -57,6 +58,7 @@ use crate::media::Memory;
 use crate::media::budget::Budget;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};
+use ahead::Ahead;
 use cluster::Pool;
 use epoch::{Epochs, Stamp};
 use format::Entry;
@@ -108,6 +110,7 @@ pub struct Store {
     slots: Slots,
     /// Parts of slots that were read; `None` without slots.
     windows: Option<Windows>,
+    ahead: Ahead,
     log: LogBuffer,
     epochs: Epochs,
     counters: CounterSet,
@@ -168,6 +171,7 @@ impl Store {
             frames: Frames::new(memory, shape.frames, shape.segment)?,
             slots,
             windows,
+            ahead: Ahead::default(),
             log: LogBuffer::new(shape.segment),
             epochs,
             counters: CounterSet::default(),

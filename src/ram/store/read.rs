@@ -13,7 +13,7 @@ use crate::BLOCK_SIZE;
 use crate::codec::{Codec, fill};
 
 /// A read that stopped before its last block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stopped {
     /// Blocks that were read before it stopped.
     pub done: usize,
@@ -22,7 +22,7 @@ pub struct Stopped {
 }
 
 /// Why a read stopped at a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
     /// Its record is not what was written. Such a record is never served, and never read as zeros.
     Damaged,

@@ -18,41 +18,35 @@
 //! the window it fills, which all other readers skip.
 
 use super::clean::{Cleaned, Records, Which};
-use super::format::{Entry, HEADER, Home, Location};
+use super::format::{Entry, HEADER, Location};
 use super::planted::{Bug, on};
 use super::read::Why;
 use super::segment::Sealed;
 use super::session::ReadAgain;
 use super::thread_counters::Counts;
-use super::window::{Windows, Wish};
+use super::window::{Order, Part, Windows};
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
 use crate::media::ALIGN;
 use crate::media::budget::Taker;
 
 /// A part of a slot that has to be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Below {
     /// The slot.
     pub slot: u32,
-    /// The start of the needed bytes and of neighbours that may be wanted, in bytes from the slot's
-    /// start; a multiple of [`ALIGN`].
-    from: u32,
-    /// Their end; a multiple of [`ALIGN`].
-    to: u32,
-    /// The start and the end of the needed bytes; multiples of [`ALIGN`].
-    needed: (u32, u32),
-    /// The name of the window.
-    name: u64,
-    wish: Wish,
+    /// The block that needs it.
+    pub(super) block: u64,
+    pub(super) order: Order,
 }
 
 impl Below {
     /// The needed part alone, without neighbours; `None` where that is all.
     pub fn alone(&self) -> Option<Self> {
-        let (from, to) = self.needed;
-        let wish = self.wish.alone(&(from..to));
-        ((self.from, self.to) != self.needed).then_some(Self { from, to, wish, ..*self })
+        let Order { part: Part { name, range }, needed } = &self.order;
+        let part = Part { name: *name, range: needed.clone() };
+        let order = Order { part, needed: needed.clone() };
+        (range != needed).then_some(Self { order, ..*self })
     }
 }
 
@@ -100,20 +94,12 @@ impl Store {
         let Some(windows) = &self.windows else { return Err(Why::Damaged) };
         let sequence = self.segments.sequence(at.segment);
         let Session { codec, again, .. } = session;
-        let name = if on(Bug::WindowByNumber) { u64::from(at.segment) + 1 } else { sequence };
+        let name = self.window_name(at.segment);
         let unpack = |record: &[u8]| self.unpack(codec, record, (block, sequence), at, out);
-        match windows.look(name, (block, at), unpack) {
+        match windows.look(name, at, unpack) {
             Some(true) => {}
             Some(false) => return Err(Why::Damaged),
-            None => {
-                let wish = windows.wish(name, (block, at), count);
-                let from = wish.from;
-                let end = (at.offset + at.record_len()).next_multiple_of(ALIGN as u32);
-                let to = self.wanted(block, at, from + wish.most, wish.is_stream);
-                let to = to.min(wish.ahead).max(end);
-                let needed = (at.offset / ALIGN as u32 * ALIGN as u32, end);
-                return Err(Why::Below(Below { slot, from, to, needed, name, wish }));
-            }
+            None => return Err(Why::Below(self.wanted(windows, (block, count), at, slot))),
         }
         let soon = self.slots.visit(slot, at.share(), self.budget.limit());
         if !entry.is_hot() {
@@ -124,38 +110,18 @@ impl Store {
         Ok(())
     }
 
-    /// The end of what to read for a block's record, up to `most`: for a stream, everything that
-    /// follows in the slot; otherwise the following blocks whose records are near.
-    fn wanted(&self, block: u64, at: Location, most: u32, is_stream: bool) -> u32 {
-        let end = at.offset + at.record_len();
-        let least = end.next_multiple_of(ALIGN as u32);
-        let whole = self.segments.spilled(at.segment).map_or(end, |spilled| spilled.end);
-        let most = most.min(whole.next_multiple_of(ALIGN as u32)).max(least);
-        if is_stream {
-            return most;
+    /// The name of a segment in windows.
+    pub(super) fn window_name(&self, segment: u32) -> u64 {
+        match on(Bug::WindowByNumber) {
+            true => u64::from(segment) + 1,
+            false => self.segments.sequence(segment),
         }
-        let mut end = least;
-        for next in block + 1..self.index.blocks_max() {
-            match self.index.load(next).home() {
-                Home::Record(next) if next.segment == at.segment && next.offset >= at.offset => {
-                    let to = next.offset + next.record_len();
-                    if to > most {
-                        break;
-                    }
-                    end = end.max(to);
-                }
-                _ => break,
-            }
-        }
-        end.next_multiple_of(ALIGN as u32)
     }
 
     /// Has `read` fill a window with a part of a slot, from a byte of it on; waits for the device.
     /// `false` if that fails.
     pub fn bring(&self, below: &Below, read: impl FnOnce(u32, &mut [u8]) -> bool) -> bool {
-        let Below { from, to, needed, name, wish, .. } = *below;
-        let needed = needed.0..needed.1;
-        let fill = |windows: &Windows| windows.fill(name, from..to, &needed, wish, read);
+        let fill = |windows: &Windows| windows.fill(&below.order, read);
         self.windows.as_ref().is_some_and(fill)
     }
 

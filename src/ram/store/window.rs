@@ -1,15 +1,8 @@
 //! Windows: parts of slots that were read lately, shared by all threads.
 //!
 //! A read that comes to a record in a slot looks for it in the windows. If none has it, the read
-//! brings a part of the slot into the window that was not used for longest. A window whose end a
-//! read has come to marks a stream, whichever thread reads, through a slot or from one slot into
-//! the next. Each time a stream reads on, it brings twice as much, and at least as much as the
-//! device reads in the time of a seek.
-//!
-//! The threads that serve a stream are not in its order, and its blocks may be in two segments by
-//! turns. So a stream goes on where its last window ended, not at the first record that is missed,
-//! into another window, and stops where a third goes on; and a thread whose record is on its way
-//! waits for that.
+//! brings a part of the slot into a window, or waits for the thread that is bringing it. What a
+//! stream of reads will want next, another thread brings meanwhile ([`super::ahead`]).
 //!
 //! Their sizes follow the limit on memory roughly: to follow each change would throw away what was
 //! brought.
@@ -19,10 +12,11 @@
 //!   is never out of date;
 //! - a window is locked while it is filled; other readers then skip it, and wait only for a record
 //!   that it is going to have, with no other lock;
-//! - what was brought stays until a read has looked at it, or no read can be expected any more.
+//! - no two windows are filled with the same record at once;
+//! - what a read has brought stays until that has looked at it, or no read can be expected any
+//!   more; what is brought ahead takes the place of nothing that is still read.
 
-use super::format::{CLUSTER_MAX, HEADER, Location};
-use crate::BLOCK_SIZE;
+use super::format::{CLUSTER_MAX, Location, RECORD_MAX};
 use crate::media::{ALIGN, Buffer};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
@@ -31,20 +25,28 @@ use std::ops::Range;
 
 /// The least and the most windows.
 const COUNT: Range<usize> = if cfg!(shuttle) { 2..2 } else { 3..6 };
-/// Windows unless memory is very much or very little: enough for two streams, each with a window
-/// that is read and one that is filled.
+/// Windows unless memory is very much or very little: enough for a stream whose blocks are in two
+/// segments by turns, and for what comes next.
 const USUAL: usize = 4;
 /// The least that is brought where more than the record follows.
 const LEAST: u32 = 16 << 10;
 /// The most that is brought at once.
 const MOST: u32 = 1 << 20;
 /// Windows take one part in this many of the limit on memory, unless the least useful size is more.
-const PART: u64 = 16;
-/// A read less than this far behind the end of a window goes on from that window.
-const NEAR: u32 = 64 << 10;
+const PART: u64 = 10;
+/// How far windows overlap, for a record that begins in one and ends in the next.
+const OVER: u32 = (RECORD_MAX as u32).next_multiple_of(ALIGN as u32);
 /// Rounds of waiting, a few milliseconds together, after which no read is expected any more for
 /// what was brought: the wanted block is elsewhere by now.
 const PATIENCE: u32 = if cfg!(shuttle) { 2 } else { 100 };
+/// As [`PATIENCE`], for a window to bring something ahead into.
+const AHEAD_PATIENCE: u32 = 4 * PATIENCE;
+/// Uses of other windows after which no read is expected any more for what was brought: two streams
+/// come to fewer records before its turn comes.
+const EXPECTED: u64 = 2048;
+/// A window with something that no read has looked at is still read if it was used fewer than this
+/// many uses ago.
+const RECENT: u64 = if cfg!(shuttle) { 1 } else { 64 };
 
 const _: () = assert!(CLUSTER_MAX + 2 * ALIGN <= 2 * LEAST as usize);
 
@@ -73,59 +75,63 @@ struct Shared {
     /// A thread waits for the device to fill this window.
     is_filling: AtomicBool,
     /// What it will have then.
-    coming: Mutex<Coming>,
+    coming: Mutex<Part>,
 }
 
-/// What a thread has asked the device for.
-#[derive(Debug, Default)]
-struct Coming {
-    /// The sequence of the segment; 0: nothing.
-    name: u64,
-    range: Range<u32>,
-    /// As [`Window::reach`].
-    reach: u32,
+/// A part of a segment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Part {
+    /// The sequence of the segment; 0: none.
+    pub name: u64,
+    /// Bytes from the segment's start.
+    pub range: Range<u32>,
+}
+
+impl Part {
+    /// Whether it has all of `range` of the segment `name`.
+    pub(super) fn has(&self, name: u64, range: &Range<u32>) -> bool {
+        self.name == name && self.range.start <= range.start && range.end <= self.range.end
+    }
 }
 
 /// A part of a segment, read from its slot.
 struct Window {
     buffer: Buffer,
-    /// The sequence of the segment; 0: the window is empty.
-    name: u64,
-    /// The range of bytes in the segment.
-    range: Range<u32>,
-    /// Bytes that would have been brought if the segment did not end.
-    reach: u32,
-    /// The block after the last one that was read from it.
-    next: u64,
+    part: Part,
     /// Time of the last use.
     used: u64,
     /// No read has looked at the bytes yet.
     awaited: bool,
+    /// They were brought ahead.
+    is_ahead: bool,
+    /// Bytes of records that reads have looked at.
+    seen: u32,
 }
 
-/// What to read of a slot for a record, and into which window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Wish {
-    /// Where to begin, in bytes from the start of the segment; a multiple of [`ALIGN`].
-    pub from: u32,
-    /// The most to bring, in bytes.
-    pub most: u32,
-    /// Where another window goes on.
-    pub ahead: u32,
-    /// The read goes on where the last one ended: what follows in the slot is wanted too.
-    pub is_stream: bool,
+/// How much a window is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Need {
+    None,
+    /// A stream may come to it.
+    Ahead,
+    /// Reads look at it.
+    Read,
+    /// A read is about to look at what it has brought.
+    Awaited,
 }
 
-impl Wish {
-    /// The same wish for a record alone, in `range`.
-    pub(super) fn alone(self, range: &Range<u32>) -> Self {
-        Self { from: range.start, most: range.end - range.start, is_stream: false, ..self }
-    }
+/// A part of a slot to bring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Order {
+    /// What to bring; multiples of [`ALIGN`].
+    pub part: Part,
+    /// What of that is needed.
+    pub needed: Range<u32>,
 }
 
 impl std::fmt::Debug for Window {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Window").field("name", &self.name).field("range", &self.range).finish()
+        f.debug_struct("Window").field("part", &self.part).finish()
     }
 }
 
@@ -151,6 +157,26 @@ impl Windows {
     /// Notes how many bytes the device reads in the time of a seek.
     pub(super) fn note_seek(&self, bytes: u32) {
         self.seek.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that the device reads in the time of a seek; 0 if that is unknown.
+    pub(super) fn seek(&self) -> u32 {
+        self.seek.load(Ordering::Relaxed)
+    }
+
+    /// How much to bring at once for reads that will look at about `bytes`, in bytes.
+    pub(super) fn worth(&self, bytes: u64) -> u32 {
+        let most = u64::from(self.largest.load(Ordering::Acquire));
+        bytes.clamp(LEAST.into(), most) as u32 / ALIGN as u32 * ALIGN as u32
+    }
+
+    /// Whether reads look at a window with another part of the segment `name`, or wait for one.
+    pub(super) fn is_read(&self, name: u64) -> bool {
+        let now = self.clock.load(Ordering::Relaxed);
+        self.windows.iter().any(|shared| match shared.lock_filled() {
+            Some(window) => window.part.name == name && now.saturating_sub(window.used) < RECENT,
+            None => shared.coming.lock().name == name,
+        })
     }
 
     /// Resizes the windows to what a `limit` asks for, if that is at least twice or at most half of
@@ -179,12 +205,12 @@ impl Windows {
         *self.room.lock()
     }
 
-    /// Passes the record of `block` to `work` if a window has it. Drops the window if `work` finds
-    /// the record damaged: the device may return something else next time.
+    /// Passes the record at `at` of the segment `name` to `work` if a window has it. Drops the
+    /// window if `work` finds the record damaged: the device may return something else next time.
     pub(super) fn look(
         &self,
         name: u64,
-        (block, at): (u64, Location),
+        at: Location,
         work: impl FnOnce(&[u8]) -> bool,
     ) -> Option<bool> {
         for shared in &self.windows {
@@ -193,128 +219,161 @@ impl Windows {
             let is_good = work(record);
             window.awaited = false;
             if is_good {
-                window.next = block + 1;
+                window.seen = window.seen.saturating_add(at.record_len());
                 window.used = self.clock.fetch_add(1, Ordering::Relaxed);
             } else {
-                window.name = 0;
+                window.part.name = 0;
             }
             return Some(is_good);
         }
         None
     }
 
-    /// What to bring for the record of `block`, when `count` blocks from there on are wanted.
-    pub(super) fn wish(&self, name: u64, (block, at): (u64, Location), count: usize) -> Wish {
-        let own = at.offset / ALIGN as u32 * ALIGN as u32;
-        let blocks = (count * (HEADER + BLOCK_SIZE)).min(self.largest() as usize) as u32;
-        let most = LEAST.max(blocks);
-        let mut wish = Wish { from: own, most, ahead: u32::MAX, is_stream: false };
-        for shared in &self.windows {
-            let (last, range, reach) = match shared.lock_filled() {
-                Some(window) if window.name == 0 => continue,
-                Some(window) => {
-                    (window.end_before(name, block, own), window.range_of(name), window.reach)
-                }
-                None => {
-                    let coming = shared.coming.lock();
-                    let range = (coming.name == name).then(|| coming.range.clone());
-                    (range.as_ref().and_then(|range| end_behind(range, own)), range, coming.reach)
-                }
-            };
-            if let Some(range) = range.filter(|range| range.start > own) {
-                wish.ahead = wish.ahead.min(range.start);
-            }
-            // Of several windows, the one that ends last.
-            if let Some(end) = last.filter(|end| !wish.is_stream || *end > wish.from) {
-                let most = (2 * reach).max(self.seek.load(Ordering::Relaxed));
-                let most = most.clamp(LEAST, self.largest()) / ALIGN as u32 * ALIGN as u32;
-                wish = Wish { from: end, most, is_stream: true, ..wish };
-            }
-        }
-        wish
-    }
-
-    fn largest(&self) -> u32 {
-        self.largest.load(Ordering::Acquire)
-    }
-
-    /// Has `fill` read a part of the segment `name` into a window, or as much of it as fits into a
-    /// free one, but at least `needed`. If another thread is about to bring that, waits for it.
-    /// `false` if it fails; then the window is empty.
-    pub(super) fn fill(
-        &self,
-        name: u64,
-        range: Range<u32>,
-        needed: &Range<u32>,
-        wish: Wish,
-        fill: impl FnOnce(u32, &mut [u8]) -> bool,
-    ) -> bool {
+    /// Has `fill` read what is ordered into a window, or as much of it as fits into a free one and
+    /// no other window has, but at least what is needed. If another thread is about to bring that,
+    /// waits for it. `false` if it fails; then the window is empty.
+    pub(super) fn fill(&self, order: &Order, fill: impl FnOnce(u32, &mut [u8]) -> bool) -> bool {
         let mut round = 0;
-        let (place, range, mut window) = loop {
+        loop {
             let choosing = self.choosing.lock();
-            let awaits = |shared: &&Shared| shared.awaits(name, needed);
+            let awaits = |shared: &&Shared| shared.coming(&order.needed, order.part.name);
             if let Some(shared) = self.windows.iter().find(awaits) {
                 drop(choosing);
                 drop(shared.window.lock());
                 return true;
             }
-            if let Some((place, window)) = self.choose(range.len(), round) {
-                let range = fitting(&range, needed, window.buffer.len() as u32);
-                self.windows[place].expect(name, &range, wish);
-                break (place, range, window);
+            let most = if round > PATIENCE { Need::Awaited } else { Need::Read };
+            let Some(order) = self.missing(order) else { return true };
+            if let Some(mut chosen) = self.choose(&order, most) {
+                drop(choosing);
+                return self.fill_one(&mut chosen, false, fill);
             }
             drop(choosing);
             // More threads than windows: the threads that hold one wait only for the device.
             crate::sync::rest(round);
             round = round.saturating_add(1);
-        };
-        (window.name, window.awaited) = (0, false);
-        let filled = fill(range.start, &mut window.buffer[..range.len()]);
-        if filled {
-            let reach = if wish.is_stream { wish.most } else { range.len() as u32 };
-            (window.name, window.range, window.next) = (name, range, u64::MAX);
-            window.reach = reach;
-            window.used = self.clock.fetch_add(1, Ordering::Relaxed);
-            window.awaited = true;
         }
-        self.windows[place].expect_nothing();
-        filled
     }
 
-    /// Of the windows with room for `len` bytes, the one that was not used for longest; without
-    /// such a window, the largest. Skips windows that a read is about to look at, until that takes
-    /// too long: otherwise readers would take from each other what they have brought, again and
-    /// again.
-    fn choose(&self, len: usize, round: u32) -> Option<(usize, MutexGuard<'_, Window>)> {
-        let lock = |place: usize| {
-            let window = self.windows[place].window.try_lock()?;
-            (!window.awaited || round > PATIENCE).then_some((place, window))
-        };
-        (0..self.windows.len())
-            .filter_map(lock)
-            .filter(|(_, window)| !window.buffer.is_empty())
-            .max_by_key(|(_, window)| (window.buffer.len().min(len), Reverse(window.used)))
+    /// As [`Windows::fill`] for what a stream will want, which no thread waits for yet. Brings
+    /// nothing where a window has that or is about to, nor while no window can be spared; gives up
+    /// when that takes too long, or it is not `wanted` any more.
+    pub(super) fn fill_ahead(
+        &self,
+        order: &Order,
+        wanted: impl Fn() -> bool,
+        fill: impl FnOnce(u32, &mut [u8]) -> bool,
+    ) {
+        for round in 0..AHEAD_PATIENCE {
+            if !wanted() {
+                return;
+            }
+            let choosing = self.choosing.lock();
+            let Some(order) = self.missing(order) else { return };
+            if let Some(mut chosen) = self.choose(&order, Need::None) {
+                drop(choosing);
+                self.fill_one(&mut chosen, true, fill);
+                return;
+            }
+            drop(choosing);
+            crate::sync::rest(round);
+        }
+    }
+
+    /// Of what is ordered, the part around what is needed that no window has or is about to have.
+    /// `None` if one has all that is needed.
+    fn missing(&self, order: &Order) -> Option<Order> {
+        let Order { part: Part { name, range }, needed } = order;
+        let Range { mut start, mut end } = range.clone();
+        for shared in &self.windows {
+            let has = match shared.lock_filled() {
+                Some(window) => window.part.clone(),
+                None => shared.coming.lock().clone(),
+            };
+            if has.name != *name {
+                continue;
+            }
+            match has.range {
+                _ if has.has(*name, needed) => return None,
+                has if has.start > needed.start => {
+                    end = end.min((has.start + OVER).max(needed.end));
+                }
+                has => start = start.max((has.end.saturating_sub(OVER)).min(needed.start)),
+            }
+        }
+        let part = Part { name: *name, range: start..end };
+        Some(Order { part, needed: needed.clone() })
+    }
+
+    /// Of the windows that are needed at most so much, the one that has the most room up to what is
+    /// ordered, is needed least, and was not used for longest. Says what comes into it.
+    fn choose(&self, order: &Order, most: Need) -> Option<Chosen<'_>> {
+        let now = self.clock.load(Ordering::Relaxed);
+        let len = order.part.range.len();
+        let mut found: Option<(_, &Shared, MutexGuard<'_, Window>)> = None;
+        for shared in &self.windows {
+            let Some(window) = shared.window.try_lock() else { continue };
+            let need = window.need(now);
+            let worth = (window.buffer.len().min(len), Reverse(need), Reverse(window.used));
+            let is_better = found.as_ref().is_none_or(|(best, ..)| worth > *best);
+            if need <= most && !window.buffer.is_empty() && is_better {
+                found = Some((worth, shared, window));
+            }
+        }
+        let (_, shared, window) = found?;
+        let room = window.buffer.len() as u32;
+        let part = Part { range: fitting(&order.part.range, &order.needed, room), ..order.part };
+        *shared.coming.lock() = part.clone();
+        shared.is_filling.store(true, Ordering::Release);
+        Some(Chosen { shared, window, part })
+    }
+
+    fn fill_one(
+        &self,
+        chosen: &mut Chosen<'_>,
+        is_ahead: bool,
+        fill: impl FnOnce(u32, &mut [u8]) -> bool,
+    ) -> bool {
+        let Chosen { shared, window, part } = chosen;
+        window.part.name = 0;
+        let filled = fill(part.range.start, &mut window.buffer[..part.range.len()]);
+        if filled {
+            window.part = part.clone();
+            (window.awaited, window.is_ahead, window.seen) = (true, is_ahead, 0);
+            window.used = self.clock.fetch_add(1, Ordering::Relaxed);
+        } else {
+            window.awaited = false;
+        }
+        shared.is_filling.store(false, Ordering::Release);
+        shared.coming.lock().name = 0;
+        filled
     }
 }
 
-/// Of `range`, what fits into `room` bytes; without its beginning if `needed` would not fit.
+/// A window that is about to be filled.
+struct Chosen<'a> {
+    shared: &'a Shared,
+    window: MutexGuard<'a, Window>,
+    part: Part,
+}
+
+/// Of `range`, what fits into `room` bytes: without its end, or, where what is needed would not
+/// fit, without its beginning.
 fn fitting(range: &Range<u32>, needed: &Range<u32>, room: u32) -> Range<u32> {
     let start = if needed.end - range.start <= room { range.start } else { needed.start };
     start..range.end.min(start + room)
-}
-
-/// The end of `range`, or `offset` if that is in its last page, where what begins at `offset` goes
-/// on behind it.
-fn end_behind(range: &Range<u32>, offset: u32) -> Option<u32> {
-    let goes_on = offset + ALIGN as u32 >= range.end && offset < range.end + NEAR;
-    goes_on.then(|| range.end.min(offset))
 }
 
 /// Sizes of the windows in bytes, in `range` and all the same, about `all` together. Windows that
 /// are not needed have size 0.
 fn sizes(all: usize, range: Range<usize>) -> Vec<usize> {
     let few = (all / range.start).clamp(COUNT.start, COUNT.end.min(USUAL));
-    let count = if all >= COUNT.end * range.end { COUNT.end } else { few };
+    // Fewer, if they have room for all of a segment then.
+    let count = match all / range.end {
+        whole if whole >= COUNT.end => COUNT.end,
+        whole if whole >= COUNT.start => whole.min(few),
+        _ => few,
+    };
     let len = (all / count / ALIGN * ALIGN).clamp(range.start, range.end);
     let mut sizes = vec![len; count];
     sizes.resize(COUNT.end, 0);
@@ -322,21 +381,9 @@ fn sizes(all: usize, range: Range<usize>) -> Vec<usize> {
 }
 
 impl Shared {
-    /// Says what a thread is about to fill the window with. That thread holds its lock.
-    fn expect(&self, name: u64, range: &Range<u32>, wish: Wish) {
-        *self.coming.lock() = Coming { name, range: range.clone(), reach: wish.most };
-        self.is_filling.store(true, Ordering::Release);
-    }
-
-    fn expect_nothing(&self) {
-        self.coming.lock().name = 0;
-        self.is_filling.store(false, Ordering::Release);
-    }
-
     /// Whether it is being filled with all of `needed`.
-    fn awaits(&self, name: u64, needed: &Range<u32>) -> bool {
-        let coming = self.coming.lock();
-        coming.name == name && coming.range.start <= needed.start && needed.end <= coming.range.end
+    fn coming(&self, needed: &Range<u32>, name: u64) -> bool {
+        self.coming.lock().has(name, needed)
     }
 
     /// The window, unless it is being filled. A thread that holds it otherwise waits for nothing.
@@ -360,91 +407,96 @@ impl Window {
     fn new(len: usize) -> Self {
         Self {
             buffer: Buffer::new(len),
-            name: 0,
-            range: 0..0,
-            reach: 0,
-            next: u64::MAX,
+            part: Part::default(),
             used: 0,
             awaited: false,
+            is_ahead: false,
+            seen: 0,
         }
     }
 
     fn record(&self, name: u64, at: Location) -> Option<&[u8]> {
-        let end = at.offset + at.record_len();
-        let has = self.name == name && at.offset >= self.range.start;
-        let start = (has && end <= self.range.end).then(|| at.offset - self.range.start)?;
+        let range = at.offset..at.offset + at.record_len();
+        let start = self.part.has(name, &range).then(|| at.offset - self.part.range.start)?;
         self.buffer.get(start as usize..(start + at.record_len()) as usize)
     }
 
-    /// What it has of the segment `name`.
-    fn range_of(&self, name: u64) -> Option<Range<u32>> {
-        (self.name == name).then(|| self.range.clone())
-    }
-
-    /// Where to go on if a read of `block`, `offset` bytes into the segment `name`, goes on where
-    /// reads of this window ended.
-    fn end_before(&self, name: u64, block: u64, offset: u32) -> Option<u32> {
-        let behind = self.range_of(name).and_then(|range| end_behind(&range, offset));
-        // At the start of another segment, its first records are wanted, too.
-        let other = (self.next == block).then_some(if offset < NEAR { 0 } else { offset });
-        behind.or(other)
+    /// How much it is needed at the time `now`.
+    fn need(&self, now: u64) -> Need {
+        let age = now.saturating_sub(self.used);
+        if self.part.name == 0 {
+            return Need::None;
+        }
+        if self.awaited && age < EXPECTED {
+            return if self.is_ahead { Need::Ahead } else { Need::Awaited };
+        }
+        let is_unfinished = self.seen < self.part.range.len() as u32 / 16 * 15;
+        if is_unfinished && age < RECENT { Need::Read } else { Need::None }
     }
 }
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+    use std::cell::RefCell;
+    use std::sync::Barrier;
 
     fn at(offset: u32) -> Location {
         Location { segment: 1, offset, len: 100, parts: 0 }
     }
 
-    /// Brings `range`, of which the window takes only so much.
-    fn bring_some(windows: &Windows, name: u64, range: Range<u32>, most: u32) {
-        let needed = range.start..range.start + LEAST;
-        assert!(windows.fill(name, range, &needed, stream(MOST), |_, bytes| {
-            assert_eq!(bytes.len(), most as usize);
-            true
-        }));
+    fn order(name: u64, range: Range<u32>) -> Order {
+        let needed = range.start..range.start + ALIGN as u32;
+        Order { part: Part { name, range }, needed }
     }
 
-    fn stream(most: u32) -> Wish {
-        Wish { from: 0, most, ahead: u32::MAX, is_stream: true }
-    }
-
-    fn bring(windows: &Windows, name: u64, range: Range<u32>, wish: Wish) {
-        assert!(windows.fill(name, range.clone(), &range, wish, |from, bytes| {
-            assert_eq!(from, range.start);
+    fn bring(windows: &Windows, name: u64, range: Range<u32>) {
+        assert!(windows.fill(&order(name, range.clone()), |from, bytes| {
+            assert_eq!(from..from + bytes.len() as u32, range);
             bytes.fill(name as u8);
             true
         }));
     }
 
-    #[test]
-    fn streams_bring_more_and_more() {
-        let windows = Windows::new(1 << 20, 1 << 30);
-        let first = windows.wish(7, (10, at(0)), 1);
-        assert_eq!((first.most, first.is_stream), (LEAST, false));
-        bring(&windows, 7, 0..LEAST, first);
-        assert_eq!(windows.look(7, (10, at(0)), |bytes| bytes[0] == 7), Some(true));
-        assert_eq!(windows.look(8, (10, at(0)), |_| true), None, "of another segment");
-        let mut end = LEAST;
-        for most in [32, 64, 128, 256, 512, 1024, 1024].map(|kib| kib << 10) {
-            // The last one of a window.
-            assert_eq!(windows.look(7, (10, at(end - 200)), |_| true), Some(true));
-            let wish = windows.wish(7, (11, at(end)), 1);
-            assert_eq!((wish.from, wish.most, wish.is_stream), (end, most, true));
-            bring(&windows, 7, end..end + most, wish);
-            end += most;
-        }
-        // Into the next slot, recognized by the number of the block.
-        assert_eq!(windows.look(7, (90, at(end - 200)), |_| true), Some(true));
-        assert!(windows.wish(9, (91, at(500_000)), 1).is_stream);
-        assert!(!windows.wish(9, (92, at(500_000)), 1).is_stream);
+    /// Brings `range` ahead; returns what was read.
+    fn bring_ahead(windows: &Windows, name: u64, range: Range<u32>) -> Option<Range<u32>> {
+        let mut read = None;
+        windows.fill_ahead(
+            &order(name, range),
+            || true,
+            |from, bytes| {
+                bytes.fill(name as u8);
+                read = Some(from..from + bytes.len() as u32);
+                true
+            },
+        );
+        read
     }
 
-    fn place_of(windows: &Windows, name: u64) -> Option<usize> {
-        windows.windows.iter().position(|shared| shared.window.lock().name == name)
+    /// A good read of a record; `false` if no window has it.
+    fn look(windows: &Windows, name: u64, offset: u32) -> bool {
+        windows
+            .look(name, at(offset), |bytes| bytes[0] == name as u8)
+            .inspect(|good| assert!(good))
+            .is_some()
+    }
+
+    fn has(windows: &Windows, name: u64) -> bool {
+        windows.windows.iter().any(|shared| shared.window.lock().part.name == name)
+    }
+
+    #[test]
+    fn what_was_brought_is_found() {
+        let windows = Windows::new(1 << 20, 1 << 30);
+        bring(&windows, 7, LEAST..2 * LEAST);
+        assert!(look(&windows, 7, LEAST) && look(&windows, 7, 2 * LEAST - 200));
+        assert!(!look(&windows, 8, LEAST), "of another segment");
+        assert!(!look(&windows, 7, 0) && !look(&windows, 7, 2 * LEAST - 20), "not all of it");
+        // Nothing damaged, and nothing that could not be read, is in a window.
+        assert_eq!(windows.look(7, at(LEAST), |_| false), Some(false));
+        assert!(!look(&windows, 7, LEAST));
+        assert!(!windows.fill(&order(50, 0..LEAST), |_, _| false));
+        assert!(!look(&windows, 50, 0));
     }
 
     #[test]
@@ -457,12 +509,14 @@ mod tests {
         };
         assert_eq!(kib(1536), [384 << 10; 4]);
         assert_eq!(kib(64 << 10), [MOST as usize; 6]);
+        assert_eq!((kib(5900), kib(4000)), (vec![MOST as usize; 4], vec![MOST as usize; 3]));
+        assert_eq!(kib(3000), [748 << 10; 4]);
         assert_eq!(kib(128), [32 << 10; 4]);
         assert_eq!(kib(110), [36 << 10; 3]);
         assert_eq!(kib(0), [least; 3]);
         // A window has no more than it can.
         let windows = Windows::new(1 << 20, PART * (1536 << 10));
-        bring_some(&windows, 7, 0..MOST, 384 << 10);
+        assert_eq!(bring_ahead(&windows, 7, 0..MOST), Some(0..384 << 10));
     }
 
     #[test]
@@ -475,18 +529,24 @@ mod tests {
         let windows = Windows::new(1 << 20, 256 << 20);
         let before = memory(&windows);
         let least = 3 * 2 * LEAST as usize;
-        bring(&windows, 7, 0..LEAST, windows.wish(7, (10, at(0)), 1));
+        bring(&windows, 7, 0..LEAST);
         assert_eq!(windows.fit(200 << 20, |_| true), 0);
         assert_eq!(windows.fit(400 << 20, |_| true), 0);
-        assert!(windows.look(7, (10, at(0)), |_| true).is_some(), "still there");
+        assert!(look(&windows, 7, 0), "still there");
         assert_eq!(windows.fit(1 << 20, |_| false), (before - least) as u64);
-        assert_eq!((memory(&windows), windows.largest()), (least, 2 * LEAST));
-        assert!(windows.look(7, (10, at(0)), |_| true).is_none());
+        assert_eq!((memory(&windows), windows.worth(1 << 30)), (least, 2 * LEAST));
+        assert!(!look(&windows, 7, 0));
         // A window of size 0 is not taken for one that has room.
         let all: Vec<_> = windows.windows[..2].iter().map(|shared| shared.window.lock()).collect();
-        bring(&windows, 8, 0..LEAST, stream(LEAST));
-        assert_eq!(windows.windows[2].window.lock().name, 8);
+        windows.windows[..2]
+            .iter()
+            .for_each(|shared| shared.is_filling.store(true, Ordering::Release));
+        bring(&windows, 8, 0..LEAST);
+        assert_eq!(windows.windows[2].window.lock().part.name, 8);
         drop(all);
+        windows.windows[..2]
+            .iter()
+            .for_each(|shared| shared.is_filling.store(false, Ordering::Release));
         // Larger only if there are bytes for it.
         assert_eq!(windows.fit(256 << 20, |_| false), 0);
         assert_eq!(memory(&windows), least);
@@ -497,88 +557,102 @@ mod tests {
         };
         assert_eq!(windows.fit(256 << 20, pay), 0);
         assert_eq!((paid.get(), memory(&windows)), ((before - least) as u64, before));
-        bring(&windows, 9, 0..MOST, stream(MOST));
-        assert!(windows.windows.iter().any(|shared| shared.window.lock().range == (0..MOST)));
+        bring(&windows, 9, 0..MOST);
     }
 
-    #[test]
-    fn as_much_as_is_asked_for_is_brought_at_once() {
-        let windows = Windows::new(1 << 20, 1 << 30);
-        assert_eq!(windows.wish(1, (0, at(0)), 32).most, 32 * (HEADER + BLOCK_SIZE) as u32);
-        assert_eq!(windows.wish(1, (0, at(0)), 1000).most, MOST);
+    /// Four windows.
+    fn four() -> Windows {
+        let windows = Windows::new(1 << 20, PART * (4 << 20));
+        assert_eq!(windows.memory(), 4 << 20);
+        windows
     }
 
     #[test]
     fn what_was_brought_stays_until_a_read_has_looked_at_it() {
-        let windows = Windows::new(1 << 20, 1 << 30);
-        let count = windows.windows.len() as u64;
-        for name in 1..=count {
-            bring(&windows, name, 0..LEAST, windows.wish(name, (1000 * name, at(0)), 1));
-        }
-        let wish = windows.wish(99, (9, at(0)), 1);
-        let choose = |round| windows.choose(4096, round).map(|(place, _)| place);
-        assert_eq!(choose(0), None);
-        assert_eq!(windows.look(2, (2000, at(0)), |_| true), Some(true));
-        assert_eq!(choose(0), place_of(&windows, 2));
+        let windows = four();
+        (1..5).for_each(|name| bring(&windows, name, 0..LEAST));
+        let choose = || {
+            windows.choose(&order(9, 0..LEAST), Need::Read).map(|chosen| chosen.window.part.name)
+        };
+        assert_eq!(choose(), None);
+        assert!(look(&windows, 2, 0));
+        assert_eq!(choose(), Some(2));
+        windows.windows.iter().for_each(|shared| shared.is_filling.store(false, Ordering::Release));
+        // Nor is it there for ever.
+        (0..EXPECTED).for_each(|_| assert!(look(&windows, 3, 0)));
+        assert_eq!(choose(), Some(1));
         // A read that never comes does not hold up others for long.
-        assert_eq!(choose(PATIENCE + 1), place_of(&windows, 1));
-        for name in 100..100 + count {
-            bring(&windows, name, 0..LEAST, wish);
+        (100..110).for_each(|name| bring(&windows, name, 0..LEAST));
+    }
+
+    #[test]
+    fn the_one_that_is_needed_least_goes() {
+        let windows = four();
+        for name in 1..5 {
+            bring(&windows, name, 0..LEAST);
+            assert!(look(&windows, name, 0));
         }
+        bring(&windows, 5, 0..LEAST);
+        assert!(!has(&windows, 1), "that was not used for longest");
+        assert!(look(&windows, 5, 0));
+        // One that has been read goes before those that still are, and before what comes.
+        windows.windows.iter().for_each(|shared| {
+            let mut window = shared.window.lock();
+            window.seen = if window.part.name == 5 { LEAST } else { 0 };
+        });
+        assert_eq!(bring_ahead(&windows, 6, 0..LEAST), Some(0..LEAST));
+        assert!(!has(&windows, 5));
+        // What was brought ahead goes before what is read.
+        bring(&windows, 7, 0..LEAST);
+        assert!(!has(&windows, 6) && has(&windows, 2) && has(&windows, 3) && has(&windows, 4));
     }
 
     #[test]
-    fn the_one_that_was_not_used_for_longest_goes() {
-        let windows = Windows::new(1 << 20, 1 << 30);
-        for name in 1..=windows.windows.len() as u64 {
-            bring(&windows, name, 0..LEAST, windows.wish(name, (1000 * name, at(0)), 1));
-            assert_eq!(windows.look(name, (1000 * name, at(0)), |_| true), Some(true));
+    fn what_is_brought_ahead_takes_the_place_of_nothing_that_is_read() {
+        let windows = four();
+        // Four streams that are read by turns.
+        for name in 1..5 {
+            bring(&windows, name, 0..LEAST);
+            assert!(look(&windows, name, 0));
         }
-        assert_eq!(windows.look(1, (1000, at(0)), |_| true), Some(true));
-        bring(&windows, 99, 0..LEAST, windows.wish(99, (9, at(0)), 1));
-        let has = |name| windows.look(name, (1, at(0)), |_| true).is_some();
-        assert!(has(1) && has(99) && !has(2));
-        // Nothing damaged, and nothing that could not be read, is in a window.
-        assert_eq!(windows.look(1, (1, at(0)), |_| false), Some(false));
-        assert!(!has(1));
-        let wish = windows.wish(50, (9, at(900_000)), 1);
-        assert!(!windows.fill(50, 0..LEAST, &(0..LEAST), wish, |_, _| false));
-        assert!(!has(50));
+        assert_eq!(bring_ahead(&windows, 1, LEAST..2 * LEAST), None);
+        windows.fill_ahead(&order(9, 0..LEAST), || false, |_, _| unreachable!("not wanted"));
+        // Only the first goes on.
+        (0..RECENT).for_each(|_| assert!(look(&windows, 1, 0)));
+        assert_eq!(bring_ahead(&windows, 1, LEAST..2 * LEAST), Some(LEAST..2 * LEAST));
+        assert!(!has(&windows, 2), "that was not used for longest");
+        assert!(look(&windows, 1, LEAST));
     }
 
     #[test]
-    fn a_stream_leaves_no_gap_and_reads_nothing_twice() {
-        let windows = Windows::new(1 << 20, 1 << 30);
-        bring(&windows, 7, 0..LEAST, windows.wish(7, (10, at(0)), 1));
-        // The thread that serves what comes later is the first.
-        let page = ALIGN as u32;
-        let wish = windows.wish(7, (20, at(LEAST + 5 * page + 8)), 1);
-        assert_eq!((wish.from, wish.is_stream), (LEAST, true));
-        // A record over the end begins in the last page.
-        assert_eq!(windows.wish(7, (20, at(LEAST - 8)), 1).from, LEAST - page);
-        // Far behind the end.
-        let far = LEAST + NEAR + 8;
-        let wish = windows.wish(7, (20, at(far)), 1);
-        assert_eq!((wish.from, wish.is_stream), (far / page * page, false));
-        bring(&windows, 7, far / page * page..far / page * page + LEAST, wish);
-        let wish = windows.wish(7, (20, at(LEAST)), 1);
-        assert_eq!(wish.ahead, far / page * page);
-        assert_eq!(windows.wish(8, (90, at(LEAST)), 1).ahead, u32::MAX, "another segment");
-        // The first records of the next segment are wanted, too.
-        assert_eq!(windows.look(7, (89, at(0)), |_| true), Some(true));
-        assert_eq!(windows.wish(9, (90, at(3 * page)), 1).from, 0);
-        assert_eq!(windows.wish(9, (90, at(2 * NEAR)), 1).from, 2 * NEAR);
-    }
-
-    #[test]
-    fn at_least_as_much_is_brought_as_a_seek_costs() {
-        let windows = Windows::new(1 << 20, 1 << 30);
-        windows.note_seek(700_000);
-        assert_eq!(windows.wish(7, (10, at(0)), 1).most, LEAST, "one block that was asked for");
-        bring(&windows, 7, 0..LEAST, windows.wish(7, (10, at(0)), 1));
-        assert_eq!(windows.wish(7, (11, at(LEAST)), 1).most, 700_000 / 4096 * 4096);
-        windows.note_seek(u32::MAX);
-        assert_eq!(windows.wish(7, (11, at(LEAST)), 1).most, MOST);
+    fn nothing_is_brought_twice() {
+        let windows = four();
+        bring(&windows, 1, LEAST..2 * LEAST);
+        assert_eq!(bring_ahead(&windows, 1, LEAST..3 * LEAST), None);
+        // What is needed, without what others have on both sides.
+        bring(&windows, 1, 3 * LEAST..4 * LEAST);
+        let wide = Order {
+            part: Part { name: 1, range: 0..4 * LEAST },
+            needed: 2 * LEAST..2 * LEAST + 4096,
+        };
+        let read = RefCell::new(None);
+        assert!(windows.fill(&wide, |from, bytes| {
+            *read.borrow_mut() = Some((from, bytes.len() as u32));
+            true
+        }));
+        assert_eq!(read.take(), Some((2 * LEAST - OVER, LEAST + 2 * OVER)));
+        // A larger record over the end of one is read whole.
+        let over = Order {
+            part: Part { name: 1, range: 0..8 * LEAST },
+            needed: 4 * LEAST - 4096..4 * LEAST + OVER + 4096,
+        };
+        assert!(windows.fill(&over, |from, bytes| {
+            *read.borrow_mut() = Some((from, bytes.len() as u32));
+            true
+        }));
+        assert_eq!(read.take(), Some((4 * LEAST - OVER, 4 * LEAST + OVER)));
+        // Some other thread has brought it by now.
+        assert!(windows.fill(&order(1, LEAST..2 * LEAST), |_, _| unreachable!("read twice")));
     }
 
     #[test]
@@ -590,33 +664,33 @@ mod tests {
 
     #[test]
     fn a_record_that_is_on_its_way_is_brought_once() {
-        let windows = &Windows::new(1 << 20, 1 << 30);
-        let (begun, go_on) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let wish = stream(MOST);
-                windows.fill(7, 0..MOST, &(0..LEAST), wish, |_, bytes| {
-                    begun.wait();
-                    go_on.wait();
-                    bytes.fill(7);
-                    true
-                })
+        for is_ahead in [false, true] {
+            let windows = &Windows::new(1 << 20, 1 << 30);
+            let (begun, go_on) = (Barrier::new(2), Barrier::new(2));
+            let slowly = |_: u32, bytes: &mut [u8]| {
+                begun.wait();
+                go_on.wait();
+                bytes.fill(7);
+                true
+            };
+            std::thread::scope(|scope| {
+                scope.spawn(|| match is_ahead {
+                    true => windows.fill_ahead(&order(7, 0..8 * LEAST), || true, slowly),
+                    false => assert!(windows.fill(&order(7, 0..8 * LEAST), slowly)),
+                });
+                begun.wait();
+                // Another part of the segment does not wait.
+                bring(windows, 7, 8 * LEAST..9 * LEAST);
+                assert_eq!(bring_ahead(windows, 7, LEAST..2 * LEAST), None, "on its way");
+                let late = scope.spawn(move || {
+                    windows.fill(&order(7, LEAST..9 * LEAST), |_, _| unreachable!("read twice"))
+                });
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                assert!(!late.is_finished());
+                go_on.wait();
+                assert!(late.join().unwrap());
+                assert!(look(windows, 7, LEAST));
             });
-            begun.wait();
-            let wish = windows.wish(7, (10, at(LEAST)), 1);
-            // Another part of the segment does not wait, and goes on behind it.
-            let next = windows.wish(7, (900, at(MOST)), 1);
-            assert_eq!((next.from, next.is_stream), (MOST, true));
-            bring(windows, 7, MOST..MOST + LEAST, next);
-            let late = scope.spawn(move || {
-                let needed = LEAST..2 * LEAST;
-                windows.fill(7, needed.clone(), &needed, wish, |_, _| unreachable!("read twice"))
-            });
-            std::thread::sleep(std::time::Duration::from_millis(50));
-            assert!(!late.is_finished());
-            go_on.wait();
-            assert!(late.join().unwrap());
-            assert_eq!(windows.look(7, (10, at(LEAST)), |bytes| bytes[0] == 7), Some(true));
-        });
+        }
     }
 }
