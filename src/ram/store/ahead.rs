@@ -205,7 +205,11 @@ impl Store {
     /// one, will want next of slots.
     pub fn look_ahead(&self, session: &Session, first: u64, count: u64) {
         let Some(windows) = &self.windows else { return };
-        let mut streams = self.ahead.streams.lock();
+        // Many threads that read single blocks do not wait for each other: a stream of those bears
+        // that some are not noted.
+        let streams = &self.ahead.streams;
+        let locked = if count > 1 { Some(streams.lock()) } else { streams.try_lock() };
+        let Some(mut streams) = locked else { return };
         let Some(stream) = follow(&mut streams, first, count) else { return };
         let end = (stream.next + SIGHT).min(self.index.blocks_max());
         stream.known = stream.known.max(stream.next);
