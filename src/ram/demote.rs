@@ -197,7 +197,7 @@ impl Ram {
     fn look_ahead(&self, session: &Session, first: u64, count: u64) {
         if self.lower().is_some() {
             self.store().look_ahead(session, first, count);
-            self.wake_reader();
+            self.wake_for_ahead();
         }
     }
 

@@ -56,7 +56,8 @@ pub struct Ram {
     lower: Option<Lower>,
     /// The thread that keeps the reserve of free memory.
     spiller: OnceLock<Thread>,
-    reader: OnceLock<Thread>,
+    /// The thread that reads ahead.
+    reads_ahead: OnceLock<Thread>,
     pub(super) mempool: Mempool,
     recompression: Recompression,
 }
@@ -94,7 +95,7 @@ impl Ram {
             store,
             lower,
             spiller: OnceLock::new(),
-            reader: OnceLock::new(),
+            reads_ahead: OnceLock::new(),
             mempool: Mempool::default(),
             recompression: Recompression::default(),
             cleaner: Mutex::new(session),
@@ -122,15 +123,15 @@ impl Ram {
 
     /// Makes the calling thread the one that is woken for [`Ram::read_ahead`].
     pub fn serve_streams(&self) {
-        self.reader.get_or_init(std::thread::current);
+        self.reads_ahead.get_or_init(std::thread::current);
     }
 
     /// Wakes the thread that reads ahead, if that has something to do.
-    pub(super) fn wake_reader(&self) {
+    pub(super) fn wake_for_ahead(&self) {
         if self.store.has_ahead()
-            && let Some(reader) = self.reader.get()
+            && let Some(thread) = self.reads_ahead.get()
         {
-            reader.unpark();
+            thread.unpark();
         }
     }
 

@@ -8,7 +8,7 @@ mod channel;
 mod cleaner;
 mod io_context;
 mod packer;
-mod reader;
+mod readahead;
 mod refill;
 mod spiller;
 mod worker_pool;
@@ -149,7 +149,7 @@ impl Volume {
         volume.workers.lock().push(packer::start(&volume)?);
         if spills {
             volume.workers.lock().push(spiller::start(&volume)?);
-            volume.workers.lock().push(reader::start(&volume)?);
+            volume.workers.lock().push(readahead::start(&volume)?);
         }
         volume.workers.lock().push(refill::start(&volume)?);
         if let Some(pool) = WorkerPool::start(&volume)? {

@@ -54,7 +54,8 @@ pub(super) struct Ahead {
 struct Stream {
     /// The block after the last that was read.
     next: u64,
-    /// Reads, and blocks that they read.
+    /// Reads that went on, and the blocks by which they did. Reads of the same blocks again and
+    /// again are no stream.
     reads: u64,
     run: u64,
     /// All blocks before this are in memory, or have been asked for.
@@ -136,9 +137,10 @@ fn follow(streams: &mut [Stream; STREAMS], first: u64, count: u64) -> Option<&mu
     if found.is_none() {
         *stream = Stream { next: first, ..Stream::default() };
     }
-    stream.reads += 1;
-    stream.run += count;
-    stream.next = stream.next.max(first + count);
+    let gain = (first + count).saturating_sub(stream.next);
+    stream.reads += u64::from(gain > 0);
+    stream.run += gain.min(count);
+    stream.next += gain;
     stream.is_proven().then_some(stream)
 }
 
@@ -345,6 +347,8 @@ mod tests {
             assert_eq!(follow(100_000 + 1000 * n, 1), None);
         }
         assert_eq!(follow(1096, 32), None);
+        // Nor is one block that is read again and again, or a few that are.
+        assert_eq!((0..100).find_map(|n| follow(7000 + 7 * n % 31, 1)), None);
         // Single blocks have to prove it.
         assert_eq!((0..31).find_map(|n| follow(5000 + n, 1)), None);
         assert_eq!(follow(5031, 1), Some(5032));

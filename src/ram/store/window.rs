@@ -567,6 +567,16 @@ mod tests {
         windows
     }
 
+    /// Four windows, of which each has been read a little.
+    fn four_in_use() -> Windows {
+        let windows = four();
+        for name in 1..5 {
+            bring(&windows, name, 0..LEAST);
+            assert!(look(&windows, name, 0));
+        }
+        windows
+    }
+
     #[test]
     fn what_was_brought_stays_until_a_read_has_looked_at_it() {
         let windows = four();
@@ -587,11 +597,7 @@ mod tests {
 
     #[test]
     fn the_one_that_is_needed_least_goes() {
-        let windows = four();
-        for name in 1..5 {
-            bring(&windows, name, 0..LEAST);
-            assert!(look(&windows, name, 0));
-        }
+        let windows = four_in_use();
         bring(&windows, 5, 0..LEAST);
         assert!(!has(&windows, 1), "that was not used for longest");
         assert!(look(&windows, 5, 0));
@@ -609,12 +615,8 @@ mod tests {
 
     #[test]
     fn what_is_brought_ahead_takes_the_place_of_nothing_that_is_read() {
-        let windows = four();
         // Four streams that are read by turns.
-        for name in 1..5 {
-            bring(&windows, name, 0..LEAST);
-            assert!(look(&windows, name, 0));
-        }
+        let windows = four_in_use();
         assert_eq!(bring_ahead(&windows, 1, LEAST..2 * LEAST), None);
         windows.fill_ahead(&order(9, 0..LEAST), || false, |_, _| unreachable!("not wanted"));
         // Only the first goes on.

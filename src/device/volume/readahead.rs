@@ -11,10 +11,10 @@ use std::sync::{Arc, Weak};
 /// # Errors
 /// See [`Worker::start`].
 pub(super) fn start(volume: &Arc<Volume>) -> Result<Worker> {
-    Worker::start("ztier-readahead", Arc::downgrade(volume), read)
+    Worker::start("ztier-readahead", Arc::downgrade(volume), read_ahead)
 }
 
-fn read(volume: &Weak<Volume>, stop: &AtomicBool) {
+fn read_ahead(volume: &Weak<Volume>, stop: &AtomicBool) {
     if let Some(volume) = volume.upgrade() {
         volume.ram().serve_streams();
     }
