@@ -256,11 +256,16 @@ impl World<'_> {
             self.end_read(0)?;
         }
         self.take(self.setup.depth);
+        let mut rounds = 0;
         while !self.flying.is_empty() || self.volume.is_stepping() {
             if !self.flying.is_empty() {
                 self.finish_any()?;
             }
             self.take(self.setup.depth);
+            rounds += 1;
+            if rounds > WAIT_MAX {
+                return Err(Trouble::new(Kind::Hang, "what is in flight never ends"));
+            }
         }
         self.wait("a flush", |world| world.flushes.is_empty())?;
         Ok(())

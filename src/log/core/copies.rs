@@ -433,6 +433,10 @@ impl Core {
     /// that its slot was used again, and looks the block up again.
     pub(super) fn drop_copies(&mut self) -> bool {
         if self.first == self.written {
+            // A window that frees segments may have freed the last of them between two steps.
+            if self.is_dropping_copies() {
+                self.release = Release::Idle;
+            }
             return true;
         }
         self.release = match self.release {
