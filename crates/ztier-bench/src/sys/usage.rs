@@ -3,6 +3,7 @@
 //! Invariant: a missing field is an error or `None`, never a zero that looks measured.
 
 use serde::{Deserialize, Serialize};
+use std::mem::MaybeUninit;
 use std::path::Path;
 use std::time::Duration;
 use ztier::error::{Context, Error, Result};
@@ -50,6 +51,17 @@ fn parse_stat(text: &str, ticks_per_second: u64) -> Option<Usage> {
         user: time(field(14)?),
         system: time(field(15)?),
     })
+}
+
+/// Faults with I/O of the calling thread.
+pub fn own_major_faults() -> u64 {
+    let mut usage = MaybeUninit::<libc::rusage>::uninit();
+    // SAFETY: the call fills the structure that it is given; it fails for other arguments alone.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    u64::try_from(usage.ru_majflt).unwrap_or(0)
 }
 
 /// Resources used by this process, as `time -v` reports them.

@@ -13,12 +13,14 @@
 use crate::data::{Kind, Pool};
 use crate::sys::interrupt;
 use crate::sys::map::AlignedBuf;
-use crate::sys::usage::{Usage, own_schedule};
+use crate::sys::usage::{Usage, own_major_faults, own_schedule};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use ztier::BLOCK_SIZE;
 use ztier::error::{Context, Error, Result};
+use ztier::stats::Latency;
+use ztier::stats::histogram::Histogram;
 
 /// Pages with different ratios: from 1.3:1 to 50:1, this in the mean.
 pub const DATA: Kind = Kind::Mix(2.5);
@@ -26,6 +28,8 @@ pub const DATA: Kind = Kind::Mix(2.5);
 const POOL_BYTES: usize = 4 << 20;
 /// The divisor of the memory that is used once.
 const ONCE: u64 = 8;
+/// A touch of a page that takes less had no fault with I/O.
+const QUICK: Duration = Duration::from_micros(5);
 /// Pages between checks of the clock and of signals.
 const LOOK: u64 = 64;
 
@@ -59,6 +63,9 @@ pub struct Outcome {
     pub major_faults: u64,
     /// Faults without I/O.
     pub minor_faults: u64,
+    /// What pages took whose touch was a fault with I/O.
+    #[serde(default)]
+    pub faults: Latency,
     /// Time of the fill.
     pub fill_s: f64,
     /// Times of the finished passes.
@@ -90,9 +97,10 @@ pub fn child(load: &Load) -> Result<Outcome> {
     }
     let before = (Usage::of(std::process::id())?, own_schedule());
     let begun = Instant::now();
-    let mut scan = Scan { pool: &mut pool, begun, limit: load.limit };
+    let mut scan = Scan { pool: &mut pool, begun, limit: load.limit, faults: Faults::new() };
     let mut outcome = Outcome::default();
     outcome.cut = !scan.run(load, &mut outcome)?;
+    outcome.faults = scan.faults.took.latency();
     let after = (Usage::of(std::process::id())?, own_schedule());
     let schedule = before.1.zip(after.1);
     Ok(Outcome {
@@ -112,6 +120,33 @@ struct Scan<'a> {
     pool: &'a mut Pool,
     begun: Instant,
     limit: Option<Duration>,
+    faults: Faults,
+}
+
+/// How long faults with I/O take, as the load sees them.
+struct Faults {
+    seen: u64,
+    took: Histogram,
+}
+
+impl Faults {
+    fn new() -> Self {
+        Self { seen: own_major_faults(), took: Histogram::default() }
+    }
+
+    /// Touches a page, and notes how long that took if it was a fault with I/O.
+    fn touch(&mut self, page: &[u8]) {
+        let begun = Instant::now();
+        std::hint::black_box(page[0]);
+        let took = begun.elapsed();
+        if took < QUICK {
+            return;
+        }
+        let now = own_major_faults();
+        if now > std::mem::replace(&mut self.seen, now) {
+            self.took.record(took);
+        }
+    }
 }
 
 impl Scan<'_> {
@@ -160,6 +195,7 @@ impl Scan<'_> {
                     return Ok(false);
                 }
             }
+            self.faults.touch(bytes);
             each(page, bytes, self.pool)?;
         }
         Ok(true)
@@ -199,7 +235,8 @@ mod tests {
     /// Two passes over a few pages, with `damage` in between.
     fn scanned(damage: impl FnOnce(&mut [u8])) -> Result<bool> {
         let mut pool = data().unwrap();
-        let mut scan = Scan { pool: &mut pool, begun: Instant::now(), limit: None };
+        let (begun, faults) = (Instant::now(), Faults::new());
+        let mut scan = Scan { pool: &mut pool, begun, limit: None, faults };
         let mut memory = pages(200);
         scan.go(&mut memory, |page, bytes, pool| write(page, 0, bytes, pool))?;
         scan.go(&mut memory, |page, bytes, pool| visit(page, 1, bytes, pool))?;

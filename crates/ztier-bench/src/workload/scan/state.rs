@@ -8,13 +8,14 @@ use super::system::Slow;
 use super::{Plan, Runs, System, cluster_here, load};
 use crate::report::{Report, Row, Table, Target as Goal, median, print};
 use ztier::error::Result;
+use ztier::stats::Latency;
 
 const MIB: f64 = (1 << 20) as f64;
 
 /// A figure of a run: its name, its unit, and its getter.
 type Figure = (&'static str, &'static str, fn(&Measured) -> Option<f64>);
 
-const FIGURES: [Figure; 19] = [
+const FIGURES: [Figure; 21] = [
     ("elapsed", "s", |m| Some(m.outcome.elapsed_s)),
     ("filling", "s", |m| Some(m.outcome.fill_s)),
     ("a pass", "s", |m| pass(m)),
@@ -24,6 +25,8 @@ const FIGURES: [Figure; 19] = [
     ("ready without a CPU", "s", |m| m.outcome.queued_s),
     ("waiting for pages", "s", |m| waiting(m)),
     ("a fault that waited", "us", |m| Some(1e6 * waiting(m)? / faults(m)?)),
+    ("a fault with I/O, median", "us", |m| fault(m, |took| took.p50_ns)),
+    ("a fault with I/O, 99 of 100", "us", |m| fault(m, |took| took.p99_ns)),
     ("CPU time of the serving process", "s", |m| Some(m.serving?.as_secs_f64())),
     ("swap in use, least", "MiB", |m| Some(m.range?.least / MIB)),
     ("swap in use, mean", "MiB", |m| Some(m.range?.mean / MIB)),
@@ -54,6 +57,12 @@ fn waiting(m: &Measured) -> Option<f64> {
 
 fn faults(m: &Measured) -> Option<f64> {
     (m.outcome.major_faults > 0).then_some(m.outcome.major_faults as f64)
+}
+
+/// Microseconds that a fault took, as the load saw it.
+fn fault(m: &Measured, ns: fn(&Latency) -> u64) -> Option<f64> {
+    let took = &m.outcome.faults;
+    (took.count > 0).then(|| ns(took) as f64 / 1e3)
 }
 
 fn all_memory(m: &Measured) -> Option<f64> {
@@ -194,6 +203,11 @@ fn account(runs: &Runs) -> Option<String> {
         if let (Some(faults), Some(each)) = (of(faults), each) {
             text += &format!(" in {faults:.0} faults of {each:.0} us each");
         }
+    }
+    if let (Some(half), Some(most)) =
+        (of(|m| fault(m, |took| took.p50_ns)), of(|m| fault(m, |took| took.p99_ns)))
+    {
+        text += &format!(" (to the load: half take {half:.0} us, 99 of 100 {most:.0})");
     }
     if let Some(serving) = of(|m| Some(m.serving?.as_secs_f64())) {
         text += &format!("; the process that serves the pages {}", share(serving));
