@@ -172,6 +172,49 @@ fn ballast_is_only_where_all_swap_is_ours_and_ends_before_swap() {
     drop((pages, again, turn));
 }
 
+/// The nice value of each thread of a process, with the thread's name.
+fn threads(pid: &str) -> Vec<(String, i32)> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let stats = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
+    let parsed = stats.filter_map(|stat| {
+        let (head, rest) = stat.rsplit_once(')')?;
+        let nice = rest.split_whitespace().nth(16)?.parse().ok()?;
+        Some((head.split_once('(')?.1.to_owned(), nice))
+    });
+    parsed.collect()
+}
+
+#[test]
+fn threads_that_serve_swap_come_first_and_processes_that_they_start_do_not() {
+    let (turn, sandbox) = (Turn::wait(), Sandbox::new());
+    let name = name("first");
+    if up(&sandbox, &name, "128M").is_none() {
+        return;
+    }
+    let daemon = sandbox.status(&name)["pid"].to_string();
+    let served = |threads: &[(String, i32)]| {
+        let first = threads.iter().filter(|(_, nice)| *nice == -20);
+        first.filter(|(thread, _)| thread != "ztier-swap").count()
+    };
+    assert_eq!(served(&threads(&daemon)), 0);
+    swapon(&sandbox, &name, &[]).ok();
+    let pages = Pages::swapped_out();
+    assert!(served(&threads(&daemon)) > 0, "{:?}", threads(&daemon));
+    let background = ["ztier-cleaner", "ztier-spiller", "ztier-client", "ztier-limiter"];
+    let wrong = |(thread, nice): &(String, i32)| *nice < 0 && background.contains(&&**thread);
+    assert!(!threads(&daemon).iter().any(wrong), "{:?}", threads(&daemon));
+    let children = format!("/proc/{daemon}/task/{daemon}/children");
+    for child in fs::read_to_string(children).unwrap().split_whitespace() {
+        // Ballast has to give way in time.
+        let of_child = threads(child);
+        let wrong = |(thread, nice): &(String, i32)| *nice < 0 && !thread.starts_with("zballast");
+        assert!(!of_child.iter().any(wrong), "{of_child:?}");
+    }
+    drop(pages);
+    sandbox.ztier(&["down", &name, "--discard"]).ok();
+    drop(turn);
+}
+
 #[test]
 fn what_is_set_is_put_back() {
     let (turn, sandbox) = (Turn::wait(), Sandbox::new());

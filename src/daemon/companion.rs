@@ -7,6 +7,7 @@
 //! longer is to be dropped, which kills it.
 
 use super::itself;
+use crate::device::come_first;
 use crate::error::{Context, Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
@@ -96,6 +97,7 @@ pub(super) fn become_one(role: &str, volume: &str) {
     // A terminal's signals are for the daemon. Fails only for a process that leads its group.
     let _ = rustix::process::setsid();
     itself::call(role, volume);
+    come_first(false);
     itself::keep_out_of_dumps();
     // Its size is not the reason why memory is short. Without the right to say so, the kernel may
     // end it, which costs memory but no data.

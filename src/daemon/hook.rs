@@ -6,6 +6,7 @@
 //! (`ztier hook`): it could take the last memory, and would not be ended for that.
 
 use super::log;
+use crate::device::come_first;
 use crate::error::{Context, Error, Result};
 use parking_lot::{Condvar, Mutex};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -151,6 +152,7 @@ fn wait(child: &mut Child, stops: &dyn Fn() -> bool) -> Option<ExitStatus> {
 /// The program can't be run.
 pub fn main(program: &Path) -> Result<()> {
     // Giving up a privilege needs none, and without these the program runs as well.
+    come_first(false);
     let _ = rustix::process::configure_io_flusher_behavior(false);
     let _ = std::fs::write("/proc/self/oom_score_adj", "0");
     Err(Command::new(program).exec()).context(format!("cannot run {}", program.display()))

@@ -15,8 +15,6 @@ use std::fs;
 
 /// Longest name of a process, in bytes (`TASK_COMM_LEN` without the zero).
 const LONGEST: usize = 15;
-/// The nice value that comes before all others.
-const FIRST: i32 = -20;
 /// Of all that a core dump may contain, only the ELF headers (`man 5 core`).
 const HEADERS: &str = "0x10";
 /// Signals whose default action ends a process, but that do not ask it to end: the kernel's signals
@@ -42,12 +40,6 @@ pub(super) fn call(role: &str, volume: &str) {
     name.truncate(LONGEST); // names of volumes are ASCII
     // A name is for display only.
     let _ = CString::new(name).map(|name| rustix::thread::set_name(&name));
-}
-
-/// Whether the calling thread comes before others when processors are busy. Without the right to,
-/// it does not.
-pub(super) fn come_first(first: bool) {
-    let _ = rustix::process::setpriority_process(None, if first { FIRST } else { 0 });
 }
 
 /// Keeps the memory of this process out of core dumps.

@@ -7,14 +7,13 @@
 
 use super::ballast::{Capacity, Fitting};
 use super::hook::{Hook, News};
-use super::itself;
 use super::room::room;
 use super::running::Running;
 use super::shortage::{Room, Shortage};
 use super::signals::Event;
 use super::swap_high::SwapHigh;
 use crate::BLOCK_SIZE;
-use crate::device::Worker;
+use crate::device::{Worker, come_first};
 use crate::error::Result;
 use crate::limit::Sampler;
 use crate::system::usage::{Ballast, swap_with};
@@ -108,7 +107,7 @@ impl SwapThread {
         let thread =
             Worker::start("ztier-swap", Weak::clone(&running.me), move |running, stop| {
                 // When swap fills beside busy processors, ballast has to give way in time.
-                itself::come_first(true);
+                come_first(true);
                 while !stop.load(Ordering::Acquire) {
                     if machine.is_due() {
                         let Some(running) = running.upgrade() else { return };

@@ -93,18 +93,24 @@ fn surplus(size: u64, used: u64, capacity: Capacity) -> u64 {
 /// look.
 ///
 /// Swap counts as full if `free × 2 < size`, where `free` is `size − used − ballast`. That holds
-/// for each `ballast > size / 2 − used`. The kernel's threshold is met with a sixth of `used` to
-/// spare, so that pages that come back do not end it at once; more to spare would leave less room.
+/// for each `ballast > size / 2 − used`. Ballast grows until a sixth of `used` is to spare; more
+/// would leave less room. It grows again when only a twelfth is left: a use that varies must not
+/// move pages to and fro.
 fn wanted(size: u64, used: u64, held: u64, Fits { early, grows, capacity }: Fits) -> u64 {
     if size < LEAST_AREA {
         return 0;
     }
     let least = if early { 0 } else { LEAST_USE.max(size / USED_PART) };
     let begins = if held > 0 { least / 2 } else { least };
-    let full = (size / 2).saturating_sub(used / 6 * 5).next_multiple_of(CHUNK);
-    let most = if used < begins { 0 } else { full }.max(surplus(size, used, capacity));
-    // Without this, a use that varies a little would move a chunk to and fro at each look.
-    if most > held && most - held <= CHUNK && !grows { held } else { most.min(held + CHUNK) }
+    let to_spare = |part: u64| (size / 2).saturating_sub(used - used / part);
+    let (full, enough) = match used < begins {
+        true => (0, 0),
+        false => (to_spare(6).next_multiple_of(CHUNK), to_spare(12)),
+    };
+    let surplus = surplus(size, used, capacity);
+    let most = full.max(surplus);
+    let lacks = grows || held < enough || held + CHUNK < surplus;
+    if most > held && !lacks { held } else { most.min(held + CHUNK) }
 }
 
 /// What [`wanted`] fits ballast to, beside sizes.
@@ -314,8 +320,11 @@ mod tests {
         assert_eq!(settled(size, 0, true), 600 * MIB);
         assert_eq!(held, 300 * MIB);
         let now = |used| wanted(size, used * MIB, held, Fits::default()) / MIB;
-        assert_eq!([363, 361, 359, 358, 355, 0].map(now), [298, 300, 300, 300, 302, 0]);
-        assert_eq!(now(720), 0);
+        assert_eq!([363, 361, 359, 355, 328, 0].map(now), [298, 300, 300, 300, 300, 0]);
+        assert_eq!((now(720), now(327)), (0, 302));
+        // It goes on to grow where it grew.
+        let grows = Fits { grows: true, ..Fits::default() };
+        assert_eq!([360, 355].map(|used| wanted(size, used * MIB, held, grows) / MIB), [300, 302]);
         // It ends at half of the use at which it begins.
         assert_eq!(wanted(size, 37 * MIB, 0, Fits::default()), 0);
         assert!(now(37) > 300 && now(18) == 0);

@@ -9,8 +9,8 @@
 
 use super::CHUNK;
 use crate::daemon::companion::{answer, become_one, next_order};
-use crate::daemon::itself;
 use crate::daemon::swappable::{PAGE, Slot, Swappable};
+use crate::device::come_first;
 use crate::error::{Error, Result};
 use rustix::mm::{MlockAllFlags, mlockall};
 
@@ -23,7 +23,7 @@ const TRIES: usize = 4;
 /// There is no address space, or the input is not a daemon's.
 pub fn main(volume: &str) -> Result<()> {
     become_one("zballast", volume);
-    itself::come_first(true);
+    come_first(true);
     // Without the right to lock memory, it answers more slowly.
     let _ = mlockall(MlockAllFlags::CURRENT);
     let (mut orders, mut answers) = (std::io::stdin().lock(), std::io::stdout().lock());
@@ -57,7 +57,7 @@ impl Pages {
         if bytes < self.held {
             self.drop_from(bytes)?;
         }
-        itself::come_first(bytes <= self.held);
+        come_first(bytes <= self.held);
         while self.held < bytes {
             if !self.page_out(self.held)? {
                 // What stays in memory is worse than none.
@@ -66,7 +66,7 @@ impl Pages {
             }
             self.held += CHUNK;
         }
-        itself::come_first(true);
+        come_first(true);
         Ok(self.held)
     }
 

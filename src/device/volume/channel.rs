@@ -47,6 +47,7 @@ impl Engine for VolumeThread {
 
     fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), IoError> {
         let Self { volume, io, .. } = self;
+        volume.precedence.take();
         match volume.pool() {
             Some(pool) if buf.len() >= WORTH_SHARING => {
                 pool.share(volume.ram(), io, Work::Read { offset, buf })
@@ -57,6 +58,7 @@ impl Engine for VolumeThread {
 
     fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), IoError> {
         let Self { volume, io, .. } = self;
+        volume.precedence.take();
         match volume.pool() {
             Some(pool) if data.len() >= WORTH_SHARING => {
                 pool.share(volume.ram(), io, Work::Write { offset, data })
@@ -78,6 +80,7 @@ impl Engine for VolumeThread {
     fn ship(&mut self, load: Load<'_>, scratch: &mut [u8]) -> Result<(), IoError> {
         let Self { volume, io, .. } = self;
         let Load { way, offset, len, mover } = load;
+        volume.precedence.take();
         let pool = volume.pool().ok_or(IoError::Unsupported)?;
         pool.share(volume.ram(), io, Work::Move { way, offset, len, mover, scratch })
     }

@@ -17,6 +17,7 @@ use super::contract::{Channel, Device, Extent, ExtentKind, InMemory, IoError, Se
 use super::counters::{Accounts, Counters};
 use super::drives::Alarm;
 use super::front::{Front, inside};
+use super::precedence::Precedence;
 use super::worker::Worker;
 use crate::BLOCK_SIZE;
 use crate::codec::Algorithm;
@@ -87,6 +88,7 @@ pub struct Volume {
     turns: RwLock<()>,
     pool: OnceLock<WorkerPool>,
     orders: packer::Orders,
+    precedence: Precedence,
 }
 
 /// The least limit, in bytes, for a device of `size` bytes with segments of `segment` bytes:
@@ -210,6 +212,7 @@ impl Volume {
             turns: RwLock::new(()),
             pool: OnceLock::new(),
             orders: packer::Orders::default(),
+            precedence: Precedence::default(),
         })
     }
 
@@ -627,6 +630,7 @@ impl InMemory for Volume {
 
     fn carry_swap(&self, on: bool) -> Result<()> {
         if !on {
+            self.precedence.set(false);
             self.ram.end_mempool();
             return Ok(());
         }
@@ -634,7 +638,9 @@ impl InMemory for Volume {
             // Allocate now, before memory is short. Without room, nothing is recompressed.
             self.ram.can_recompress();
         }
-        self.ram.begin_mempool(self.size_now() / BLOCK_SIZE as u64)
+        self.ram.begin_mempool(self.size_now() / BLOCK_SIZE as u64)?;
+        self.precedence.set(true);
+        Ok(())
     }
 
     fn memory_is_plenty(&self, plenty: bool) {

@@ -233,6 +233,7 @@ fn help(shared: &Shared, volume: &Weak<Volume>, session: Session) {
         };
         let Some(inside) = inside else { continue };
         let Some(volume) = volume.upgrade() else { return };
+        volume.precedence.take();
         if matches!(inside.job.place, Place::DataMover(..))
             && !std::mem::replace(&mut counted, true)
         {
