@@ -232,13 +232,14 @@ pub fn ratios(report: &mut Report, suffix: &str, all: &[Runs]) {
         false => runs.middle(|m| Some(m.outcome.elapsed_s)),
     };
     if let Some(ours) = runs_of(all, System::Ztier) {
-        let zram = if ours.found[0].ublk { 1.0 } else { 0.9 };
+        let zram = if ours.found[0].ublk { 1.0 } else { 0.95 };
         if let Some(zram) = runs_of(all, System::ZramLz4) {
             let value = ours.middle(all_memory) / zram.middle(all_memory);
             ratio("memory_vs_kernel_zram", value, Goal::AtMost(1.08));
         }
         for (system, name, goal) in [
-            (System::Disk, "vs_disk_swap", Goal::AtLeast(1.5)),
+            // A virtual disk as quick as memory is no disk: the modelled drives have targets.
+            (System::Disk, "vs_disk_swap", Goal::None),
             (System::ZramLz4, "vs_kernel_zram", Goal::AtLeast(zram)),
             (System::Zram, "vs_kernel_zram_default", Goal::None),
             (System::Zswap, "vs_zswap", Goal::None),
@@ -257,10 +258,10 @@ pub fn ratios(report: &mut Report, suffix: &str, all: &[Runs]) {
     let Some(spill) = runs_of(all, System::Spill) else { return };
     let written = |runs: &Runs| runs.middle(|m| Some(m.written as f64));
     if let Some(disk) = runs_of(all, System::Disk) {
-        ratio("spill_vs_disk_swap", elapsed(disk) / elapsed(spill), Goal::AtLeast(3.0));
+        ratio("spill_vs_disk_swap", elapsed(disk) / elapsed(spill), Goal::None);
         // Half of what disk swap writes: the pages that are spilled, one by one and uncompressed.
         let value = written(spill) / (written(disk) / 2.0);
-        ratio("spill_bytes_vs_uncompressed", value, Goal::AtMost(0.5));
+        ratio("spill_bytes_vs_uncompressed", value, Goal::AtMost(0.45));
     }
     if let Some(zswap) = runs_of(all, System::Zswap) {
         // A pool that holds everything is a different system.
@@ -268,7 +269,7 @@ pub fn ratios(report: &mut Report, suffix: &str, all: &[Runs]) {
         let goal = |most| if counts { Goal::AtMost(most) } else { Goal::None };
         ratio("spill_vs_zswap", elapsed(spill) / elapsed(zswap), goal(1.0));
         if counts {
-            ratio("spill_bytes_vs_zswap", written(spill) / written(zswap), goal(0.6));
+            ratio("spill_bytes_vs_zswap", written(spill) / written(zswap), goal(0.5));
         }
     }
 }
@@ -294,15 +295,15 @@ fn pass_at_least(m: &Measured) -> Option<f64> {
 pub fn modelled(report: &mut Report, all: &[Runs]) {
     for slow in Slow::ALL {
         let Some(disk) = runs_of(all, System::ModelledDisk(slow)) else { continue };
-        let mut ratio = |name, system, least| {
+        let mut ratio = |name, system, goal| {
             if let Some(ours) = runs_of(all, system) {
                 let value = disk.middle(pass_at_least) / ours.middle(pass);
-                let goal = if slow == Slow::Hdd { Goal::AtLeast(least) } else { Goal::None };
                 report.ratio(&format!("{name}{}", slow.suffix()), value, goal);
             }
         };
-        ratio("vs_modelled_disk", System::Ztier, 10.0);
-        ratio("spill_vs_modelled_disk", System::ModelledSpill(slow), 3.0);
+        let all = if slow == Slow::Hdd { Goal::AtLeast(10.0) } else { Goal::None };
+        ratio("vs_modelled_disk", System::Ztier, all);
+        ratio("spill_vs_modelled_disk", System::ModelledSpill(slow), Goal::AtLeast(3.0));
     }
 }
 
@@ -388,7 +389,8 @@ mod tests {
             "spill_bytes_vs_uncompressed": 0.4, "spill_bytes_vs_zswap": 0.5,
         });
         assert_eq!(json["ratios"], expected);
-        assert_eq!(json["targets"]["vs_kernel_zram"], 0.9);
+        assert_eq!(json["targets"]["vs_kernel_zram"], 0.95);
+        assert!(json["targets"].get("vs_disk_swap").is_none());
         let mut kept = all(false);
         kept[3].found.iter_mut().for_each(|m| m.written = 0);
         let kept = ratios_of(&kept, "");
@@ -397,7 +399,7 @@ mod tests {
         assert!(kept["ratios"].get("spill_bytes_vs_zswap").is_none());
         let json = ratios_of(&all(true), "");
         assert_eq!(json["targets"]["vs_kernel_zram"], 1.0);
-        assert_eq!(json["targets"]["spill_bytes_vs_zswap"], 0.6);
+        assert_eq!(json["targets"]["spill_bytes_vs_zswap"], 0.5);
         let json = ratios_of(&all(true), "_page_cluster_0");
         assert_eq!(json["ratios"]["vs_disk_swap_page_cluster_0"], 4.0);
         assert_eq!(
@@ -431,7 +433,11 @@ mod tests {
             "vs_modelled_disk_sd_a1": 20.0, "spill_vs_modelled_disk_sd_a1": 5.0,
         });
         assert_eq!(json["ratios"], expected);
-        assert_eq!(json["targets"], serde_json::json!({ "swap_in_p99_vs_median": 3.0 }));
+        let targets = serde_json::json!({
+            "swap_in_p99_vs_median": 3.0,
+            "spill_vs_modelled_disk_emmc_5_1": 3.0, "spill_vs_modelled_disk_sd_a1": 3.0,
+        });
+        assert_eq!(json["targets"], targets);
     }
 
     #[test]
