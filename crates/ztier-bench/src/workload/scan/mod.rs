@@ -90,12 +90,14 @@ impl Choice {
         let passes = self.passes.unwrap_or(if self.quick { 2 } else { 10 });
         let speed = usize::from(!self.quick || self.inside);
         let modelled = if self.quick { 64 } else { 480 };
+        // A look reads some thirty files of /proc, which takes milliseconds of an emulated CPU.
+        let look = if self.inside { 100 } else { pick(20, 100) };
         let shape = Shape {
             mib,
             passes,
             limit_mib: limit,
             time: TIME[speed],
-            look: Duration::from_millis(pick(20, 100)),
+            look: Duration::from_millis(look),
         };
         // Large enough that neither a drive's cache nor its readahead holds all swapped pages.
         let small = Shape {
