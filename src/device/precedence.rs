@@ -20,13 +20,21 @@ thread_local! {
 /// Whether the calling thread comes before others. Without the right to, it does not. A process
 /// that a thread starts while it comes first must say here that it does not.
 pub(crate) fn come_first(first: bool) {
-    let nice = match first {
-        true if BEFORE.get().is_some() => return,
-        true => {
-            BEFORE.set(rustix::process::getpriority_process(None).ok().or(Some(0)));
+    let now = rustix::process::getpriority_process(None).unwrap_or(0);
+    let nice = match (first, BEFORE.get()) {
+        (true, Some(_)) => return,
+        (true, None) => {
+            BEFORE.set(Some(now));
             FIRST
         }
-        false => BEFORE.take().unwrap_or(0),
+        (false, Some(before)) => {
+            BEFORE.set(None);
+            before
+        }
+        // Of the thread that started this process.
+        (false, None) if now == FIRST => 0,
+        // As the user wants it.
+        (false, None) => return,
     };
     let _ = rustix::process::setpriority_process(None, nice);
 }
@@ -69,5 +77,12 @@ mod tests {
         precedence.set(false);
         precedence.take();
         assert!(!privileged || nice() == before);
+        // A process inherits the value, and does not know what was before; others keep theirs.
+        for (inherited, then) in [(FIRST, 0), (7, 7)] {
+            if rustix::process::setpriority_process(None, inherited).is_ok() {
+                come_first(false);
+                assert_eq!(nice(), Some(then));
+            }
+        }
     }
 }
