@@ -55,8 +55,8 @@ fn parse_stat(text: &str, ticks_per_second: u64) -> Option<Usage> {
 
 /// Faults with I/O of the calling thread.
 pub fn own_major_faults() -> u64 {
-    let mut usage = MaybeUninit::<libc::rusage>::uninit();
-    // SAFETY: the call fills the structure that it is given; it fails for other arguments alone.
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the call writes to the structure that it is given, all of whose fields are numbers.
     let usage = unsafe {
         libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
         usage.assume_init()

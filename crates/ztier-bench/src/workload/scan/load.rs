@@ -29,7 +29,7 @@ const POOL_BYTES: usize = 4 << 20;
 /// The divisor of the memory that is used once.
 const ONCE: u64 = 8;
 /// A touch of a page that takes less had no fault with I/O.
-const QUICK: Duration = Duration::from_micros(5);
+const QUICK: Duration = Duration::from_nanos(500);
 /// Pages between checks of the clock and of signals.
 const LOOK: u64 = 64;
 
