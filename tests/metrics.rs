@@ -23,7 +23,7 @@ use support::sandbox::{Guard, PATIENCE, Sandbox, eventually, stop};
 use ztier::metrics::{GROUPS, Kind, Metric};
 
 fn table() -> BTreeMap<&'static str, &'static Metric> {
-    GROUPS.iter().flat_map(|group| group.metrics).map(|metric| (metric.name, metric)).collect()
+    GROUPS.iter().flat_map(|group| &group.metrics).map(|metric| (metric.name, metric)).collect()
 }
 
 fn families(text: &str) -> BTreeMap<String, Family> {
@@ -58,7 +58,7 @@ fn file(path: &Path, bytes: u64) -> &str {
 #[test]
 fn names_follow_the_conventions() {
     let mut names = BTreeSet::new();
-    for metric in GROUPS.iter().flat_map(|group| group.metrics) {
+    for metric in GROUPS.iter().flat_map(|group| &group.metrics) {
         let Metric { name, kind, help, labels, .. } = metric;
         assert!(names.insert(*name), "{name} is there twice");
         let plain = |c: char| c.is_ascii_lowercase() || c == '_';

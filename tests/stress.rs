@@ -352,7 +352,7 @@ fn a_pinned_thread_makes_writers_clean_no_more() {
     let ram = Ram::new(&ztier::media::Memory::default(), shape, 64 << 20).unwrap();
     let (mut writer, reader) = (ram.store().session().unwrap(), ram.store().session().unwrap());
     let mut x = 1;
-    let cleaned = || ram.store().counters().sum().cleaned;
+    let cleaned = || ram.store().counters().sum().segments_cleaned;
     // Random blocks, with a pin held for a few segments.
     let mut overwrite = |pinned: bool| {
         let before = cleaned();

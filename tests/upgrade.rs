@@ -385,7 +385,7 @@ fn record_swap(golden: &Path) {
 
 /// A line for each metric of this version.
 fn metrics() -> Vec<String> {
-    let all = GROUPS.iter().flat_map(|group| group.metrics);
+    let all = GROUPS.iter().flat_map(|group| &group.metrics);
     all.map(|metric| format!("{} {:?} {}", metric.name, metric.kind, metric.labels.join(" ")))
         .collect()
 }

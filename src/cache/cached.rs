@@ -8,14 +8,14 @@ use super::flights::GROUP;
 use super::io_context::{IoContext, IoContexts, Most};
 use super::planted::{self, Bug};
 use super::policy::{Came, Rules};
-use super::shard::{self, Ahead, Counts, Shard};
+use super::shard::{self, Ahead, Shard};
 use super::shard_map::{Piece, ShardMap};
 use super::streams::{Streams, Ticket};
 use super::table::SEGMENT_MAX;
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result as Checked};
 use crate::media::{ALIGN, Drive, DriveError, Failures, Pool};
-use crate::stats::CacheStats;
+use crate::stats::{CacheCounts, CacheStats};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use std::ops::Range;
@@ -218,7 +218,7 @@ impl Cached {
         for shard in &self.shards {
             let mut shard = shard.lock();
             shard.set_limit(share.shard);
-            evicted += shard.counts().evicted;
+            evicted += shard.counts().evicted_blocks;
         }
         self.evicted_before.store(evicted, Ordering::Relaxed);
     }
@@ -245,21 +245,17 @@ impl Cached {
             backing_errors: load(&self.errors),
             ..CacheStats::default()
         };
+        let mut sums = CacheCounts::default();
         for shard in &self.shards {
             let shard = shard.lock();
-            let Counts { hit, missed, kept, evicted, ghosts_hit, damaged } = shard.counts();
+            sums += &shard.counts();
             stats.used_bytes += shard.used();
             stats.index_bytes += shard.index_bytes();
             stats.stored_bytes += shard.stored();
             stats.blocks += shard.blocks();
-            stats.hit_blocks += hit;
-            stats.missed_blocks += missed;
-            stats.kept_blocks += kept;
-            stats.evicted_blocks += evicted;
-            stats.ghosts_hit_blocks += ghosts_hit;
-            stats.damaged_copies += damaged;
             stats.lost_blocks += shard.lost();
         }
+        let mut stats = stats.with_sums(&sums);
         stats.original_bytes = stats.blocks * BLOCK;
         // The memory set aside for unused contexts and windows is a larger part of a low limit:
         // then evictions show that it is full.

@@ -11,28 +11,12 @@ use super::record::Header;
 use super::segments::{Segment, Segments};
 use super::table::{Place, SEGMENT_MAX, Table};
 use crate::media::{Frame, Pool};
+use crate::stats::CacheCounts;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// The smallest segment in bytes.
 const SEGMENT_MIN: usize = 16 << 10;
-
-/// The counters of a shard.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
-    /// Blocks that were found.
-    pub hit: u64,
-    /// Blocks that were not found.
-    pub missed: u64,
-    /// Copies that were kept.
-    pub kept: u64,
-    /// Copies that were evicted to make room.
-    pub evicted: u64,
-    /// Missed blocks that had a ghost.
-    pub ghosts_hit: u64,
-    /// Copies that were damaged.
-    pub damaged: u64,
-}
 
 /// What became of blocks that were read ahead, in all shards.
 #[derive(Debug, Default)]
@@ -55,7 +39,7 @@ pub struct Shard {
     ghosts: super::ghosts::Ghosts,
     segments: Segments,
     flights: Flights,
-    counts: Counts,
+    counts: CacheCounts,
     ahead: Arc<Ahead>,
 }
 
@@ -77,7 +61,7 @@ impl Shard {
             ghosts: Default::default(),
             segments,
             flights: Flights::default(),
-            counts: Counts::default(),
+            counts: CacheCounts::default(),
             ahead,
         }
     }
@@ -104,7 +88,7 @@ impl Shard {
     }
 
     /// The counters, now.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> CacheCounts {
         self.counts
     }
 
@@ -134,7 +118,7 @@ impl Shard {
             return None;
         };
         out[..record.len()].copy_from_slice(record);
-        self.counts.hit += 1;
+        self.counts.hit_blocks += 1;
         if header.ahead {
             // The first request of this block: for other blocks the first one is a miss, and no hit
             // either.
@@ -156,7 +140,7 @@ impl Shard {
 
     /// The copy of a block is damaged: drops it.
     pub fn damaged(&mut self, key: u32) {
-        self.counts.damaged += 1;
+        self.counts.damaged_copies += 1;
         self.forget(key);
     }
 
@@ -172,7 +156,7 @@ impl Shard {
     /// [`Shard::end`].
     pub fn begin_fill(&mut self, id: u64, first: u64, wanted: u64, asked: bool) -> bool {
         if asked {
-            self.counts.missed += u64::from(wanted.count_ones());
+            self.counts.missed_blocks += u64::from(wanted.count_ones());
         }
         self.flights.fill(id, first, wanted)
     }
@@ -239,7 +223,7 @@ impl Shard {
         }
         if let Some((segment, at)) = self.segments.append(queue, record, header) {
             self.table.insert(header.key, Place::new(segment, at, hits));
-            self.counts.kept += 1;
+            self.counts.kept_blocks += 1;
             self.ahead.kept.fetch_add(u64::from(came == Came::Ahead), Ordering::Relaxed);
         }
     }
@@ -247,7 +231,7 @@ impl Shard {
     /// Where the first copy of a block goes, and the hits that it begins with.
     fn place_new(&mut self, header: &Header, came: Came) -> Option<(Queue, u8)> {
         let remembered = self.ghosts.take(header.key);
-        self.counts.ghosts_hit += u64::from(remembered && came == Came::Missed);
+        self.counts.ghosts_hit_blocks += u64::from(remembered && came == Came::Missed);
         let most = self.for_frames().saturating_sub(self.segments.len() as u64);
         let bytes = (self.segments.live(Queue::Main), most);
         // A copy of the gate, so that the closure can borrow `self`.
@@ -418,7 +402,7 @@ impl Shard {
 
     fn leaves(&mut self, header: &Header, fate: Fate) {
         self.table.remove(header.key);
-        self.counts.evicted += 1;
+        self.counts.evicted_blocks += 1;
         self.ahead.useless.fetch_add(u64::from(header.ahead), Ordering::Relaxed);
         if fate != Fate::Gone {
             self.ghosts.insert(header.key);
@@ -430,7 +414,7 @@ impl Shard {
     fn sweep(&mut self, segment: u32) {
         while let Some((_, key)) = self.table.seek(0, |_, place| place.segment() == segment) {
             self.table.remove(key);
-            self.counts.damaged += 1;
+            self.counts.damaged_copies += 1;
         }
     }
 
@@ -444,7 +428,7 @@ impl Shard {
             };
             let Some((_, key)) = self.table.seek(0, strange) else { return };
             self.table.remove(key);
-            self.counts.damaged += 1;
+            self.counts.damaged_copies += 1;
         }
     }
 
@@ -579,7 +563,7 @@ mod tests {
                 shard.end(round, key.into());
             }
         }
-        assert_eq!((shard.blocks(), shard.counts().evicted), (150, 0));
+        assert_eq!((shard.blocks(), shard.counts().evicted_blocks), (150, 0));
         shard.audit().unwrap();
         let mut out = vec![0; RECORD_MAX];
         for key in 0..150 {
@@ -625,7 +609,7 @@ mod tests {
             assert!(shard.flip(damaged, 13 * 8 + 3));
             assert!(shard.merge());
             shard.audit().unwrap();
-            assert_eq!((shard.counts().damaged, shard.blocks()), (1, before - 1));
+            assert_eq!((shard.counts().damaged_copies, shard.blocks()), (1, before - 1));
             let mut out = vec![0; RECORD_MAX];
             let mut is_sound = |key: &u32| {
                 let found = shard.hit(*key, &mut out);
@@ -677,7 +661,11 @@ mod tests {
         let pool = Arc::new(Pool::new("test", 6, SEGMENT_MAX).unwrap());
         let mut shard = Shard::new(Rules::default(), pool, Arc::default(), 8 << 20);
         fill(&mut shard, 0..2000);
-        assert!(shard.blocks() > 100 && shard.counts().evicted > 1000, "{:?}", shard.counts());
+        assert!(
+            shard.blocks() > 100 && shard.counts().evicted_blocks > 1000,
+            "{:?}",
+            shard.counts()
+        );
         assert!((1950..2000).all(|key| shard.has(key)), "the newest are there");
         shard.audit().unwrap();
         // As soon as there are more frames, the shard grows.

@@ -3,10 +3,11 @@
 //! Invariant: a missing part of a volume has no samples, and a volume that is not up has only those
 //! that say so.
 
-use super::text::{Family, Number};
+use super::text::Family;
 use crate::control::{Role, Sample};
 use crate::daemon::survey::{Seen, Volumes};
 use crate::limit::Report;
+use crate::stats::declare::{Exported, Number, Subject};
 use crate::stats::{CacheStats, LogStats, Stats};
 use std::time::Duration;
 
@@ -45,6 +46,7 @@ impl Kind {
 }
 
 /// One metric.
+#[derive(Clone, Copy)]
 pub struct Metric {
     /// Its name.
     pub name: &'static str,
@@ -52,6 +54,8 @@ pub struct Metric {
     pub kind: Kind,
     /// What it means.
     pub help: &'static str,
+    /// Its name in the JSON of `ztier stats`, if it is one number there.
+    pub key: Option<&'static str>,
     /// Its labels besides `volume`.
     pub labels: &'static [&'static str],
     /// Where its samples come from.
@@ -63,10 +67,11 @@ pub struct Group {
     /// Which volumes have them.
     pub title: &'static str,
     /// The metrics.
-    pub metrics: &'static [Metric],
+    pub metrics: Vec<Metric>,
 }
 
 /// Where samples come from; a missing part of a volume has none.
+#[derive(Clone, Copy)]
 pub(super) enum Source {
     /// The exporter itself.
     Exporter(fn(&Scrape<'_>, &mut Family<'_>)),
@@ -76,10 +81,8 @@ pub(super) enum Source {
     Sample(fn(&Sample, &str, &mut Family<'_>)),
     /// One number of a volume that is up.
     Number(fn(&Sample) -> Number),
-    /// A volume in memory.
-    Memory(fn(&Stats) -> Number),
-    /// One with a spill device.
-    Spill(fn(&Stats) -> Number),
+    /// One number of a volume that the subject names.
+    Stats(Subject, fn(&Stats) -> Number),
     /// One with copies of a backing store's blocks.
     Cache(fn(&CacheStats) -> Number),
     /// One with a log.
@@ -111,8 +114,9 @@ impl Source {
         let in_memory = matches!(sample.role(), Role::Ram | Role::Spill);
         match self {
             Self::Number(get) => get(sample),
-            Self::Memory(get) if in_memory => get(stats),
-            Self::Spill(get) if sample.role() == Role::Spill => get(stats),
+            Self::Stats(Subject::Any, get) => get(stats),
+            Self::Stats(Subject::Memory, get) if in_memory => get(stats),
+            Self::Stats(Subject::Spill, get) if sample.role() == Role::Spill => get(stats),
             Self::Cache(get) => stats.cache.as_ref().map(get).into(),
             Self::Log(get) => stats.log.as_ref().map(get).into(),
             Self::Limit(get) => sample.adapting.as_ref().map(get).into(),
@@ -123,24 +127,29 @@ impl Source {
 
 /// A counter without labels.
 pub(super) const fn counter(name: &'static str, help: &'static str, source: Source) -> Metric {
-    Metric { name, kind: Kind::Counter, help, labels: &[], source }
+    Metric { name, kind: Kind::Counter, help, key: None, labels: &[], source }
 }
 
 /// A gauge without labels.
 pub(super) const fn gauge(name: &'static str, help: &'static str, source: Source) -> Metric {
-    Metric { name, kind: Kind::Gauge, help, labels: &[], source }
+    Metric { name, kind: Kind::Gauge, help, key: None, labels: &[], source }
 }
 
 impl Metric {
+    /// The metric of a declared number.
+    pub(super) fn of<T>(declared: &Exported<T>, source: Source) -> Self {
+        let Exported { grows, name, help, key, .. } = declared;
+        let kind = if *grows { Kind::Counter } else { Kind::Gauge };
+        Self { name, kind, help, key: Some(key), labels: &[], source }
+    }
+
     /// The same metric with labels.
     pub(super) const fn by(self, labels: &'static [&'static str]) -> Self {
-        let Self { name, kind, help, source, .. } = self;
-        Self { name, kind, help, labels, source }
+        Self { labels, ..self }
     }
 
     /// The same metric with another type.
     pub(super) const fn of_kind(self, kind: Kind) -> Self {
-        let Self { name, help, labels, source, .. } = self;
-        Self { name, kind, help, labels, source }
+        Self { kind, ..self }
     }
 }

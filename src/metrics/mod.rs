@@ -8,7 +8,6 @@
 mod describe;
 mod http;
 mod metric;
-mod of_log;
 mod serve;
 mod table;
 mod text;

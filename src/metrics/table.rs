@@ -4,26 +4,41 @@
 //! for counters alone), and what a metric writes has no other labels than it says.
 
 use super::metric::{Group, Kind, Metric, Source, counter, gauge};
-use super::of_log::LOG;
-use super::text::{Family, Number, seconds};
+use super::text::{Family, seconds};
 use crate::control::{Role, Sample};
 use crate::daemon::survey::Seen;
 use crate::device::Algorithm;
-use crate::stats::Health;
+use crate::stats::declare::{Number, Subject};
+use crate::stats::{CacheStats, Health, LogStats, Stats};
 use std::path::Path;
+use std::sync::LazyLock;
 
-/// Every metric there is, in the order in which they are written.
-pub static GROUPS: &[Group] = &[
-    Group { title: "The exporter", metrics: EXPORTER },
-    Group { title: "Every volume", metrics: VOLUME },
-    Group { title: "Volumes that are up", metrics: UP },
-    Group { title: "Requests", metrics: REQUESTS },
-    Group { title: "Volumes in memory", metrics: MEMORY },
-    Group { title: "Volumes with a spill device", metrics: SPILL },
-    Group { title: "Volumes with copies of a backing store's blocks", metrics: CACHE },
-    Group { title: "Volumes with a log", metrics: LOG },
-    Group { title: "Volumes whose limit adapts", metrics: LIMIT },
-];
+/// Every metric there is, in the order in which they are written: those of one number come from its
+/// declaration in [`crate::stats`], the others stand here.
+pub static GROUPS: LazyLock<Vec<Group>> = LazyLock::new(|| {
+    let group = |title, declared: Vec<Metric>, here: &[Metric]| Group {
+        title,
+        metrics: [&declared, here].concat(),
+    };
+    let cache = CacheStats::METRICS.iter().map(|d| Metric::of(d, Source::Cache(d.value)));
+    let log = LogStats::METRICS.iter().map(|d| Metric::of(d, Source::Log(d.value)));
+    vec![
+        group("The exporter", vec![], EXPORTER),
+        group("Every volume", vec![], VOLUME),
+        group("Volumes that are up", of_stats(Subject::Any), UP),
+        group("Requests", vec![], REQUESTS),
+        group("Volumes in memory", of_stats(Subject::Memory), MEMORY),
+        group("Volumes with a spill device", of_stats(Subject::Spill), &[]),
+        group("Volumes with copies of a backing store's blocks", cache.collect(), &[]),
+        group("Volumes with a log", log.collect(), LOG),
+        group("Volumes whose limit adapts", vec![], LIMIT),
+    ]
+});
+
+fn of_stats(subject: Subject) -> Vec<Metric> {
+    let declared = Stats::METRICS.iter().filter(|d| d.subject == subject);
+    declared.map(|d| Metric::of(d, Source::Stats(subject, d.value))).collect()
+}
 
 const EXPORTER: &[Metric] = &[
     gauge(
@@ -147,11 +162,6 @@ const UP: &[Metric] = &[
         Source::Number(|s| s.restarts.into()),
     ),
     gauge(
-        "ztier_size_bytes",
-        "Size of the device.",
-        Source::Number(|s| s.stats.disk_size_bytes.into()),
-    ),
-    gauge(
         "ztier_home_bytes",
         "Data before compression in each home: ram (with a backing store: copies), spill, log \
          (clean, too), backing (what is current). A block may be in several.",
@@ -174,26 +184,6 @@ const UP: &[Metric] = &[
         "ztier_compression_ratio",
         "Bytes of data per compressed byte; absent without data.",
         Source::Number(|s| s.compression().into()),
-    ),
-    gauge(
-        "ztier_memory_limit_bytes",
-        "Limit on all memory; with a backing store, on copies.",
-        Source::Number(|s| s.stats.ram_limit_bytes.into()),
-    ),
-    gauge(
-        "ztier_room_bytes",
-        "Data that still fits in memory at the present compression; absent while too little is \
-         stored.",
-        Source::Sample(|sample, volume, f| {
-            if let Some(room) = sample.stats.room_bytes {
-                f.sample(&[("volume", volume)], room);
-            }
-        }),
-    ),
-    gauge(
-        "ztier_memory_used_bytes",
-        "All memory used; with a backing store, by copies.",
-        Source::Number(|s| s.stats.mem_used_bytes.into()),
     ),
 ];
 
@@ -228,11 +218,6 @@ const REQUESTS: &[Metric] = &[
         }),
     )
     .by(&["operation"]),
-    counter(
-        "ztier_invalid_requests_total",
-        "Requests outside the device.",
-        Source::Number(|s| s.stats.invalid_io.into()),
-    ),
     gauge(
         "ztier_request_service_duration_seconds",
         "Histogram: time in service.",
@@ -259,327 +244,77 @@ const REQUESTS: &[Metric] = &[
     .by(&["operation"]),
 ];
 
-const MEMORY: &[Metric] = &[
+const MEMORY: &[Metric] = &[gauge(
+    "ztier_swap_ballast_bytes",
+    "Swap in use by ballast.",
+    Source::Number(|s| {
+        let in_memory = matches!(s.role(), Role::Ram | Role::Spill);
+        in_memory.then_some(s.ballast_bytes).map(Number::from).into()
+    }),
+)];
+
+const LOG: &[Metric] = &[
+    counter(
+        "ztier_log_read_blocks_total",
+        "Blocks read, by source: memory, log, zeros, backing.",
+        Source::Sample(|sample, volume, f| {
+            let Some(log) = &sample.stats.log else { return };
+            for (source, count) in [
+                ("memory", log.reads_memory),
+                ("log", log.reads_log),
+                ("zeros", log.reads_zeros),
+                ("backing", log.reads_backing),
+            ] {
+                f.sample(&[("volume", volume), ("source", source)], count);
+            }
+        }),
+    )
+    .by(&["source"]),
+    counter(
+        "ztier_log_written_blocks_total",
+        "Blocks written, by what they replaced in the log: memory, log, new (none).",
+        Source::Sample(|sample, volume, f| {
+            let Some(log) = &sample.stats.log else { return };
+            for (over, count) in [
+                ("memory", log.writes_over_memory),
+                ("log", log.writes_over_log),
+                ("new", log.writes_new),
+            ] {
+                f.sample(&[("volume", volume), ("over", over)], count);
+            }
+        }),
+    )
+    .by(&["over"]),
     gauge(
-        "ztier_memory_used_peak_bytes",
-        "Most memory ever used.",
-        Source::Memory(|s| s.mem_used_max_bytes.into()),
-    ),
+        "ztier_log_commit_duration_seconds",
+        "Summary: commits that flushes or synced writes waited for, since the daemon began.",
+        Source::Sample(|sample, volume, f| {
+            let Some(log) = &sample.stats.log else { return };
+            let took = &log.commits;
+            let quantiles = [
+                ("0.5", seconds(took.p50_ns)),
+                ("0.99", seconds(took.p99_ns)),
+                ("0.999", seconds(took.p999_ns)),
+            ];
+            f.summary(&[("volume", volume)], &quantiles, (seconds(took.sum_ns), took.count));
+        }),
+    )
+    .of_kind(Kind::Summary),
     gauge(
-        "ztier_swap_ballast_bytes",
-        "Swap in use by ballast.",
-        Source::Number(|s| {
-            let in_memory = matches!(s.role(), Role::Ram | Role::Spill);
-            in_memory.then_some(s.ballast_bytes).map(Number::from).into()
+        "ztier_log_lost_blocks",
+        "Blocks damaged in the log before writeback.",
+        Source::Sample(|sample, volume, f| {
+            let lost = sample.stats.lost_blocks();
+            f.sample(&[("volume", volume)], sample.stats.log.map(|_| lost));
         }),
     ),
     gauge(
-        "ztier_memory_frames_bytes",
-        "Memory of frames, used or ready.",
-        Source::Memory(|s| s.frames_bytes.into()),
-    ),
-    gauge(
-        "ztier_memory_metadata_bytes",
-        "Memory of index and tables.",
-        Source::Memory(|s| s.metadata_bytes.into()),
-    ),
-    gauge(
-        "ztier_memory_buffers_bytes",
-        "Memory of threads: state and scratch.",
-        Source::Memory(|s| s.buffers_bytes.into()),
-    ),
-    gauge(
-        "ztier_record_headers_bytes",
-        "Headers of live records, part of the frames.",
-        Source::Memory(|s| s.record_headers_bytes.into()),
-    ),
-    gauge(
-        "ztier_data_bytes",
-        "Stored data before compression, without same-filled blocks.",
-        Source::Memory(|s| s.orig_data_bytes.into()),
-    ),
-    gauge(
-        "ztier_compressed_bytes",
-        "Stored data after compression, without headers.",
-        Source::Memory(|s| s.compr_data_bytes.into()),
-    ),
-    gauge(
-        "ztier_stored_blocks",
-        "Blocks of 4096 bytes stored as records.",
-        Source::Memory(|s| s.blocks_stored.into()),
-    ),
-    gauge(
-        "ztier_same_filled_blocks",
-        "Blocks of one repeated word, zeros included: no memory.",
-        Source::Memory(|s| s.blocks_same.into()),
-    ),
-    gauge(
-        "ztier_zero_blocks",
-        "Written blocks of zeros.",
-        Source::Memory(|s| s.blocks_zero.into()),
-    ),
-    gauge(
-        "ztier_half_size_blocks",
-        "Stored blocks of at most half their size.",
-        Source::Memory(|s| s.blocks_good.into()),
-    ),
-    gauge(
-        "ztier_poorly_compressed_blocks",
-        "Stored blocks above three quarters of their size.",
-        Source::Memory(|s| s.blocks_poor.into()),
-    ),
-    gauge(
-        "ztier_raw_blocks",
-        "Stored blocks that no codec made smaller.",
-        Source::Memory(|s| s.blocks_raw.into()),
-    ),
-    counter(
-        "ztier_raw_blocks_written_total",
-        "Blocks ever stored as they are.",
-        Source::Memory(|s| s.blocks_raw_total.into()),
-    ),
-    counter(
-        "ztier_discarded_blocks_total",
-        "Stored blocks freed by discard or write-zeroes.",
-        Source::Memory(|s| s.blocks_discarded.into()),
-    ),
-    counter(
-        "ztier_swap_freed_slots_total",
-        "Stored blocks freed because the kernel freed their swap slots.",
-        Source::Memory(|s| s.freed_slots.into()),
-    ),
-    gauge(
-        "ztier_swap_room_bytes",
-        "Pages for which the machine's memory and swap have room.",
-        Source::Number(|s| s.stats.swap_room_bytes.map(Number::from).into()),
-    ),
-    gauge("ztier_segments", "Segments with live records.", Source::Memory(|s| s.segments.into())),
-    counter(
-        "ztier_cleaned_segments_total",
-        "Segments the cleaner emptied.",
-        Source::Memory(|s| s.segments_cleaned.into()),
-    ),
-    counter(
-        "ztier_cleaner_moved_blocks_total",
-        "Blocks the cleaner moved.",
-        Source::Memory(|s| s.blocks_moved.into()),
-    ),
-    counter(
-        "ztier_cleaner_moved_bytes_total",
-        "Bytes the cleaner moved.",
-        Source::Memory(|s| s.bytes_moved.into()),
-    ),
-    counter(
-        "ztier_write_stalls_total",
-        "Writes that waited for room or memory.",
-        Source::Memory(|s| s.stalls.into()),
-    ),
-    counter(
-        "ztier_no_space_writes_total",
-        "Writes refused for lack of space.",
-        Source::Memory(|s| s.no_space.into()),
-    ),
-    counter(
-        "ztier_corrupt_records_total",
-        "Records read with a wrong checksum.",
-        Source::Number(|s| s.stats.corrupt_records.into()),
-    ),
-    gauge(
-        "ztier_clustered_blocks",
-        "Blocks compressed with their neighbours.",
-        Source::Memory(|s| s.blocks_clustered.into()),
-    ),
-    gauge(
-        "ztier_clusters_bytes",
-        "Bytes of clusters, headers included.",
-        Source::Memory(|s| s.cluster_bytes.into()),
-    ),
-    counter(
-        "ztier_recompressed_blocks_total",
-        "Blocks recompressed.",
-        Source::Memory(|s| s.blocks_recompressed.into()),
-    ),
-    counter(
-        "ztier_recompression_saved_bytes_total",
-        "Bytes saved by recompression.",
-        Source::Memory(|s| s.recompress_saved_bytes.into()),
-    ),
-    counter(
-        "ztier_recompression_abandoned_groups_total",
-        "Groups not recompressed: too little to save.",
-        Source::Memory(|s| s.recompress_in_vain.into()),
-    ),
-    counter(
-        "ztier_recompression_promoted_blocks_total",
-        "Blocks that left their clusters: read again.",
-        Source::Memory(|s| s.recompress_promoted_blocks.into()),
-    ),
-    counter(
-        "ztier_recompression_seconds_total",
-        "Time spent recompressing.",
-        Source::Memory(|s| (s.recompress_ms as f64 / 1e3).into()),
-    ),
-];
-
-const SPILL: &[Metric] = &[
-    counter(
-        "ztier_spill_reads_total",
-        "Reads of the spill device.",
-        Source::Spill(|s| s.spill_device_reads.into()),
-    ),
-    counter(
-        "ztier_spill_writes_total",
-        "Writes to the spill device.",
-        Source::Spill(|s| s.spill_device_writes.into()),
-    ),
-    counter(
-        "ztier_spill_read_seconds_total",
-        "Time in those reads.",
-        Source::Spill(|s| seconds(s.spill_reading_ns).into()),
-    ),
-    counter(
-        "ztier_spill_write_seconds_total",
-        "Time in those writes.",
-        Source::Spill(|s| seconds(s.spill_writing_ns).into()),
-    ),
-    counter(
-        "ztier_spill_read_bytes_total",
-        "Bytes read from the spill device.",
-        Source::Spill(|s| s.spill_read_bytes.into()),
-    ),
-    counter(
-        "ztier_spill_written_bytes_total",
-        "Bytes written to the spill device.",
-        Source::Spill(|s| s.spill_written_bytes.into()),
-    ),
-    gauge(
-        "ztier_spill_allowance_bytes",
-        "Bytes left of the daily limit; absent without one.",
-        Source::Spill(|s| s.spill_allowed_bytes.into()),
-    ),
-    gauge(
-        "ztier_spill_slots",
-        "Slots of the spill device, a segment each.",
-        Source::Spill(|s| s.spill_slots.into()),
-    ),
-    gauge("ztier_spill_used_slots", "Slots in use.", Source::Spill(|s| s.spill_slots_used.into())),
-    counter(
-        "ztier_spilled_segments_total",
-        "Segments spilled.",
-        Source::Spill(|s| s.spilled_segments.into()),
-    ),
-    gauge(
-        "ztier_spilled_blocks",
-        "Blocks only on the spill device.",
-        Source::Spill(|s| s.spilled_blocks.into()),
-    ),
-    gauge(
-        "ztier_spilled_bytes",
-        "Bytes of spilled blocks' records.",
-        Source::Spill(|s| s.spilled_bytes.into()),
-    ),
-    counter(
-        "ztier_spill_promoted_blocks_total",
-        "Blocks back in memory: read again.",
-        Source::Spill(|s| s.spill_promoted_blocks.into()),
-    ),
-    counter(
-        "ztier_spill_errors_total",
-        "Failed requests to the spill device.",
-        Source::Spill(|s| s.spill_errors.into()),
-    ),
-    gauge(
-        "ztier_spill_failed",
-        "Whether the last write to the spill device failed; retried within a minute.",
-        Source::Spill(|s| s.spill_failed.into()),
-    ),
-];
-
-const CACHE: &[Metric] = &[
-    gauge(
-        "ztier_cache_index_bytes",
-        "Memory of index, ghosts and tables.",
-        Source::Cache(|c| c.index_bytes.into()),
-    ),
-    gauge(
-        "ztier_cache_copies_bytes",
-        "Copied data before compression.",
-        Source::Cache(|c| c.original_bytes.into()),
-    ),
-    gauge(
-        "ztier_cache_stored_bytes",
-        "Bytes of copies, headers included.",
-        Source::Cache(|c| c.stored_bytes.into()),
-    ),
-    counter(
-        "ztier_cache_hit_blocks_total",
-        "Blocks read that had a copy.",
-        Source::Cache(|c| c.hit_blocks.into()),
-    ),
-    counter(
-        "ztier_cache_missed_blocks_total",
-        "Blocks read that had none.",
-        Source::Cache(|c| c.missed_blocks.into()),
-    ),
-    counter(
-        "ztier_cache_miss_seconds_total",
-        "Time the backing store took for misses.",
-        Source::Cache(|c| seconds(c.missed_ns).into()),
-    ),
-    counter(
-        "ztier_cache_mixed_reads_total",
-        "Reads with hits and misses.",
-        Source::Cache(|c| c.requests_mixed.into()),
-    ),
-    counter(
-        "ztier_cache_bypassed_reads_total",
-        "Reads past the cache: too many under way.",
-        Source::Cache(|c| c.requests_bypassed.into()),
-    ),
-    counter(
-        "ztier_cache_kept_blocks_total",
-        "Copies made.",
-        Source::Cache(|c| c.kept_blocks.into()),
-    ),
-    counter(
-        "ztier_cache_evicted_blocks_total",
-        "Copies evicted to make room.",
-        Source::Cache(|c| c.evicted_blocks.into()),
-    ),
-    counter(
-        "ztier_cache_ghost_hit_blocks_total",
-        "Misses of recently evicted blocks: a larger cache would hit.",
-        Source::Cache(|c| c.ghosts_hit_blocks.into()),
-    ),
-    counter(
-        "ztier_cache_overtaken_blocks_total",
-        "Blocks not kept: written meanwhile.",
-        Source::Cache(|c| c.lost_blocks.into()),
-    ),
-    counter(
-        "ztier_cache_readahead_blocks_total",
-        "Blocks read ahead and kept.",
-        Source::Cache(|c| c.ahead_blocks.into()),
-    ),
-    counter(
-        "ztier_cache_readahead_used_blocks_total",
-        "Blocks read ahead, then requested.",
-        Source::Cache(|c| c.ahead_used_blocks.into()),
-    ),
-    counter(
-        "ztier_cache_readahead_useless_blocks_total",
-        "Blocks read ahead, evicted before requested.",
-        Source::Cache(|c| c.ahead_useless_blocks.into()),
-    ),
-    counter(
-        "ztier_cache_damaged_copies_total",
-        "Damaged copies, read again from the backing store.",
-        Source::Cache(|c| c.damaged_copies.into()),
-    ),
-    counter(
-        "ztier_backing_errors_total",
-        "Failed requests to the backing store.",
-        Source::Cache(|c| c.backing_errors.into()),
+        "ztier_log_loss_noted",
+        "Whether a user has noted all lost blocks (`ztier accept-loss`).",
+        Source::Sample(|sample, volume, f| {
+            let noted = sample.stats.log_loss_noted;
+            f.sample(&[("volume", volume)], sample.stats.log.map(|_| noted));
+        }),
     ),
 ];
 

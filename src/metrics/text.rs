@@ -8,6 +8,7 @@ use super::metric::{Metric, Scrape};
 use super::table::GROUPS;
 use crate::escape::steers;
 use crate::stats::Distribution;
+use crate::stats::declare::Number;
 use std::fmt::Write;
 use std::sync::LazyLock;
 
@@ -29,45 +30,10 @@ fn below_or_at(bound: &str) -> String {
 pub fn text(scrape: &Scrape<'_>) -> String {
     let mut out =
         Writer { text: String::with_capacity(USUAL * (1 + scrape.volumes.len())), start: 0 };
-    for metric in GROUPS.iter().flat_map(|group| group.metrics) {
+    for metric in GROUPS.iter().flat_map(|group| &group.metrics) {
         out.family(metric, |family| metric.source.write(scrape, family));
     }
     out.text
-}
-
-/// A number as it is written.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Number {
-    /// Counts and bytes.
-    Whole(u64),
-    /// Seconds and ratios.
-    Real(f64),
-    /// No value: the sample is left out.
-    Absent,
-}
-
-impl From<u64> for Number {
-    fn from(n: u64) -> Self {
-        Self::Whole(n)
-    }
-}
-
-impl From<f64> for Number {
-    fn from(n: f64) -> Self {
-        Self::Real(n)
-    }
-}
-
-impl From<bool> for Number {
-    fn from(is: bool) -> Self {
-        Self::Whole(is.into())
-    }
-}
-
-impl<T: Into<Self>> From<Option<T>> for Number {
-    fn from(n: Option<T>) -> Self {
-        n.map_or(Self::Absent, Into::into)
-    }
 }
 
 /// Nanoseconds as seconds.

@@ -416,7 +416,7 @@ impl Ram {
     }
 
     fn over(&self, permille: u64) -> bool {
-        let mut payload = self.store.counters().sum().payload.max(0) as u64;
+        let mut payload = self.store.counters().sum().compr_data_bytes.max(0) as u64;
         let mut index = 0;
         if let Some(lower) = &self.lower {
             // Of spilled data, only the index is in memory, and that cannot be cleaned.

@@ -27,7 +27,6 @@ use crate::ram::store::epoch::PARTICIPANTS_MAX;
 use crate::ram::store::format::{BLOCKS_MAX, Home, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX};
 use crate::ram::store::frames::FILE as FRAMES_FILE;
 use crate::ram::store::index::LEAF;
-use crate::ram::store::thread_counters::Counts;
 use crate::ram::store::{FreedBits, RESERVE_SEGMENTS, Session, Shape, has_freed};
 use crate::ram::{Pass, Ram, Recompressed};
 use crate::ram::{Recompress, SpillTo};
@@ -337,59 +336,39 @@ impl Volume {
         let at_least_0 = |n: i64| n.max(0) as u64;
         let (index, budget) = (store.index(), store.budget());
         let unfolded = index.unfolded_blocks() as i64;
-        let zero = at_least_0(counts.zero + unfolded) + index.zeroed_blocks();
-        let same = at_least_0(counts.same - counts.zero) + zero;
+        let zero = at_least_0(counts.blocks_zero + unfolded) + index.zeroed_blocks();
+        let same = at_least_0(counts.blocks_same - counts.blocks_zero) + zero;
         let segment = u64::from(store.segment_size());
         let metadata = store.metadata_bytes(self.size_now());
         let frames = store.frames().warm() as u64 * segment;
-        let stored = at_least_0(counts.stored);
+        let stored = at_least_0(counts.blocks_stored);
         let used = budget.used();
         Stats {
             disk_size_bytes: self.size_now(),
             ram_limit_bytes: budget.limit(),
-            blocks_discarded: at_least_0(counts.discarded),
-            freed_slots: at_least_0(counts.freed),
-            blocks_stored: stored,
             blocks_same: same,
             blocks_zero: zero,
-            blocks_good: at_least_0(counts.good),
-            blocks_poor: at_least_0(counts.poor),
-            blocks_raw: at_least_0(counts.raw),
-            blocks_raw_total: at_least_0(counts.raw_total),
             orig_data_bytes: stored * BLOCK_SIZE as u64,
-            compr_data_bytes: at_least_0(counts.payload),
             mem_used_bytes: used,
             mem_used_max_bytes: budget.peak(),
             frames_bytes: frames,
             metadata_bytes: metadata,
             buffers_bytes: used.saturating_sub(frames + metadata),
-            record_headers_bytes: at_least_0(counts.headers),
             metadata_bytes_per_block: match stored + same {
                 0 => 0.0,
                 blocks => metadata as f64 / blocks as f64,
             },
             segments: u64::from(store.segments().in_use()),
-            segments_cleaned: at_least_0(counts.cleaned),
-            blocks_moved: at_least_0(counts.moved),
-            bytes_moved: at_least_0(counts.moved_bytes),
             stalls: self.ram.stalls(),
             no_space: self.ram.refusals(),
-            corrupt_records: at_least_0(counts.corrupt),
-            spilled_segments: at_least_0(counts.spilled),
-            ..self.with_recompression(&counts, self.with_spill(totals.stats()))
+            ..self.with_recompression(self.with_spill(totals.stats().with_sums(&counts)))
         }
     }
 
-    fn with_recompression(&self, counts: &Counts, stats: Stats) -> Stats {
-        let at_least_0 = |n: i64| n.max(0) as u64;
+    fn with_recompression(&self, stats: Stats) -> Stats {
         let spent = self.ram.recompress_counts();
         Stats {
             recompressing: self.orders.is_under_way(),
-            blocks_clustered: at_least_0(counts.clustered),
-            cluster_bytes: at_least_0(counts.cluster_bytes),
-            blocks_recompressed: at_least_0(counts.recompressed),
-            recompress_saved_bytes: at_least_0(counts.recompressed_saved),
-            recompress_in_vain: at_least_0(counts.recompressed_in_vain),
             recompress_promoted_blocks: spent.promoted,
             recompress_ms: spent.spent_ns / 1_000_000,
             ..stats

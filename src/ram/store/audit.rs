@@ -7,7 +7,8 @@
 use super::Store;
 use super::format::Home;
 use super::segment::Sealed;
-use super::thread_counters::Counts;
+use super::thread_counters::count_block;
+use crate::stats::Counts;
 use std::collections::BTreeMap;
 
 impl Store {
@@ -21,7 +22,7 @@ impl Store {
         let mut extents = Vec::new();
         for block in 0..blocks {
             let home = self.index.load(block).home();
-            counts.block(home, 1);
+            count_block(&mut counts, home, 1);
             if let Home::Record(at) = home {
                 *live.entry(at.segment).or_default() += u64::from(at.share());
                 extents.push((at.segment, at.offset, at.record_len()));
@@ -107,16 +108,16 @@ impl Store {
             true => Ok(()),
             false => Err(format!("{what}: counted {counted}, found {found}")),
         };
-        same("stored", sum.stored, counts.stored)?;
-        same("same", sum.same + unfolded, counts.same)?;
-        same("zero", sum.zero + unfolded, counts.zero)?;
-        same("good", sum.good, counts.good)?;
-        same("poor", sum.poor, counts.poor)?;
-        same("raw", sum.raw, counts.raw)?;
-        same("clustered", sum.clustered, counts.clustered)?;
+        same("stored", sum.blocks_stored, counts.blocks_stored)?;
+        same("same", sum.blocks_same + unfolded, counts.blocks_same)?;
+        same("zero", sum.blocks_zero + unfolded, counts.blocks_zero)?;
+        same("good", sum.blocks_good, counts.blocks_good)?;
+        same("poor", sum.blocks_poor, counts.blocks_poor)?;
+        same("raw", sum.blocks_raw, counts.blocks_raw)?;
+        same("clustered", sum.blocks_clustered, counts.blocks_clustered)?;
         same("cluster_bytes", sum.cluster_bytes, counts.cluster_bytes)?;
-        same("payload", sum.payload, counts.payload)?;
-        same("headers", sum.headers, counts.headers)
+        same("payload", sum.compr_data_bytes, counts.compr_data_bytes)?;
+        same("headers", sum.record_headers_bytes, counts.record_headers_bytes)
     }
 
     fn audit_segment(&self, segment: u32, live: u64) -> Result<(), String> {

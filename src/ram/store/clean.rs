@@ -12,9 +12,9 @@ use super::format::{Entry, HEADER, Header, Location};
 use super::planted::{Bug, on};
 use super::recompress::Cluster;
 use super::segment::{BYTES_PER_SEGMENT, Freed, Sealed};
-use super::thread_counters::Counts;
 use super::{Retired, Session, Store};
 use crate::media::budget::Taker;
+use crate::stats::Counts;
 
 /// How a segment's cleaning ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,7 +153,7 @@ impl Store {
             return Cleaned::Damaged;
         }
         self.retire(victim.segment);
-        session.count(&Counts { cleaned: 1, ..Counts::default() });
+        session.count(&Counts { segments_cleaned: 1, ..Counts::default() });
         Cleaned::Emptied
     }
 
@@ -200,8 +200,8 @@ impl Store {
                 self.index.swap(&leaf, block, if keeps { to.hot() } else { to });
                 self.segments.filled(room);
                 self.segments.dead(at.segment, room.len);
-                let moved_bytes = i64::from(room.len);
-                session.count(&Counts { moved: 1, moved_bytes, ..Counts::default() });
+                let bytes_moved = i64::from(room.len);
+                session.count(&Counts { blocks_moved: 1, bytes_moved, ..Counts::default() });
             }
             drop(guard);
             self.index.release(&leaf, 0);

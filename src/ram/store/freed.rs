@@ -8,10 +8,10 @@
 //! their blocks.
 
 use super::planted::{Bug, on};
-use super::thread_counters::Counts;
 use super::{Session, Store, format::Entry};
 use crate::GROUP;
 use crate::media::Words;
+use crate::stats::Counts;
 use crate::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -89,8 +89,8 @@ impl Store {
         }
         drop(guard);
         self.index.release(&leaf, delta);
-        counts.freed = std::mem::take(&mut counts.discarded);
+        counts.freed_slots = std::mem::take(&mut counts.blocks_discarded);
         session.count(&counts);
-        counts.freed as u64
+        counts.freed_slots as u64
     }
 }

@@ -7,10 +7,10 @@ use super::format::{Entry, HEADER, Header, Home, Location};
 use super::segment::Place;
 use super::session::ReadAgain;
 use super::spill::Below;
-use super::thread_counters::Counts;
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
 use crate::codec::{Codec, fill};
+use crate::stats::Counts;
 
 /// A read that stopped before its last block.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,7 +117,7 @@ impl Store {
         }
         drop(pin);
         if matches!(result, Err(Stopped { why: Why::Damaged, .. })) {
-            session.count(&Counts { corrupt: 1, ..Counts::default() });
+            session.count(&Counts { corrupt_records: 1, ..Counts::default() });
         }
         result
     }

@@ -22,11 +22,11 @@ use super::log::Reservation;
 use super::planted::{Bug, on};
 use super::read::Version;
 use super::segment::{BYTES_PER_SEGMENT, Place, Sealed};
-use super::thread_counters::Counts;
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
 use crate::codec::CLUSTER;
 use crate::media::budget::Taker;
+use crate::stats::Counts;
 
 /// Records with payloads shorter than this have nothing to gain.
 const TINY: u32 = 64;
@@ -190,7 +190,7 @@ impl Store {
             }
         }
         let vain = i64::from(tried.in_vain);
-        session.count(&Counts { recompressed_in_vain: vain, ..Counts::default() });
+        session.count(&Counts { recompress_in_vain: vain, ..Counts::default() });
         tried
     }
 
@@ -272,8 +272,8 @@ impl Store {
             Installed::Done(blocks) => {
                 let saved = i64::from(gathered.bytes) - i64::from(packed.record_len);
                 session.count(&Counts {
-                    recompressed: i64::from(blocks),
-                    recompressed_saved: saved,
+                    blocks_recompressed: i64::from(blocks),
+                    recompress_saved_bytes: saved,
                     ..Counts::default()
                 });
                 Group::Together(blocks)
@@ -587,6 +587,7 @@ impl Cluster<'_> {
 }
 
 fn count_moved(session: &Session, blocks: u8, bytes: u32) {
-    let moved = i64::from(blocks.count_ones());
-    session.count(&Counts { moved, moved_bytes: i64::from(bytes), ..Counts::default() });
+    let blocks_moved = i64::from(blocks.count_ones());
+    let bytes_moved = i64::from(bytes);
+    session.count(&Counts { blocks_moved, bytes_moved, ..Counts::default() });
 }

@@ -19,9 +19,10 @@
 use super::Store;
 use super::format::{BLOCKS_MAX, HEADER, Header, Home, Location, RECORD_MAX};
 use super::segment::{BYTES_PER_SEGMENT, Left, Place};
-use super::thread_counters::Counts;
+use super::thread_counters::count_block;
 use crate::codec::Coding;
 use crate::error::Result;
+use crate::stats::Counts;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -48,7 +49,7 @@ impl Store {
         let (mut counts, mut clusters) = (Counts::default(), false);
         self.index.recount(&self.budget, |_, entry| {
             let home = entry.home();
-            counts.block(home, 1);
+            count_block(&mut counts, home, 1);
             if let Home::Record(at) = home
                 && let Some(live) = live.get_mut(at.segment as usize)
             {

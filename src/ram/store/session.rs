@@ -3,12 +3,13 @@
 
 use super::epoch::Participant;
 use super::format::RECORD_MAX;
-use super::thread_counters::{Counts, ThreadCounters};
+use super::thread_counters::ThreadCounters;
 use super::write::Staged;
 use super::{Store, Version};
 use crate::BLOCK_SIZE;
 use crate::GROUP;
 use crate::codec::Codec;
+use crate::stats::Counts;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -23,12 +23,12 @@ use super::planted::{Bug, on};
 use super::read::Why;
 use super::segment::Sealed;
 use super::session::ReadAgain;
-use super::thread_counters::Counts;
 use super::window::{Order, Part, Windows};
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
 use crate::media::ALIGN;
 use crate::media::budget::Taker;
+use crate::stats::Counts;
 
 /// A part of a slot that has to be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -219,7 +219,7 @@ impl Store {
             let blocks = records.map(|(_, at)| at.owners()).sum();
             self.forget_frame(victim.segment, slot, blocks);
             self.slots.turn(victim.end.saturating_sub(self.segments.dead_bytes(victim.segment)));
-            session.count(&Counts { spilled: 1, ..Counts::default() });
+            session.count(&Counts { spilled_segments: 1, ..Counts::default() });
         } else {
             self.slots.give(slot);
         }

@@ -5,6 +5,7 @@
 
 use super::format::{HEADER, Home};
 use crate::BLOCK_SIZE;
+use crate::stats::Counts;
 use crate::sync::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -16,119 +17,62 @@ const POOR_ABOVE: u32 = BLOCK_SIZE as u32 / 4 * 3;
 /// No codec makes a payload this short, except for the 8-byte word of a same-filled block.
 const FILL_LEN: u32 = 8;
 
-macro_rules! counts {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// The numbers of one thread, or their sum over all threads.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct Counts { $($(#[$doc])* pub $name: i64,)* }
+/// The numbers of one thread, which alone writes them.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct ThreadCounters([AtomicI64; Counts::LEN]);
 
-        /// The numbers of one thread, which alone writes them.
-        #[derive(Debug, Default)]
-        #[repr(align(128))]
-        pub struct ThreadCounters { $($name: AtomicI64,)* }
-
-        impl ThreadCounters {
-            /// Adds changes. Only the thread of these counters calls this, so a load and a store
-            /// suffice.
-            pub fn add(&self, change: &Counts) {
-                $(if change.$name != 0 {
-                    let now = self.$name.load(Ordering::Relaxed);
-                    self.$name.store(now + change.$name, Ordering::Relaxed);
-                })*
-            }
-
-            /// The current numbers.
-            pub fn counts(&self) -> Counts {
-                Counts { $($name: self.$name.load(Ordering::Relaxed),)* }
-            }
-        }
-
-        impl std::ops::AddAssign<&Counts> for Counts {
-            fn add_assign(&mut self, other: &Counts) {
-                $(self.$name += other.$name;)*
-            }
-        }
-    };
+impl Default for ThreadCounters {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicI64::new(0)))
+    }
 }
 
-counts! {
-    /// Blocks in records, same-filled ones not counted.
-    stored,
-    /// Blocks that repeat a word, zeros included.
-    same,
-    /// Blocks of written zeros.
-    zero,
-    /// Stored blocks of at most half a block.
-    good,
-    /// Stored blocks of more than three quarters of a block.
-    poor,
-    /// Stored blocks that are kept uncompressed.
-    raw,
-    /// Blocks ever kept uncompressed.
-    raw_total,
-    /// Bytes of payload in records.
-    payload,
-    /// Bytes of headers of live records.
-    headers,
-    /// Blocks freed by discards and write-zeroes.
-    discarded,
-    /// Blocks freed because their owner had given them up.
-    freed,
-    /// Records that were damaged when read.
-    corrupt,
-    /// Blocks moved by the cleaner.
-    moved,
-    /// Bytes moved by the cleaner.
-    moved_bytes,
-    /// Segments emptied by the cleaner.
-    cleaned,
-    /// Segments that were spilled.
-    spilled,
-    /// Blocks in clusters.
-    clustered,
-    /// Bytes of clusters that these blocks own.
-    cluster_bytes,
-    /// Blocks ever recompressed.
-    recompressed,
-    /// Bytes saved by recompression so far.
-    recompressed_saved,
-    /// Groups of blocks that recompression tried without saving enough.
-    recompressed_in_vain,
+impl ThreadCounters {
+    /// Adds changes. Only the thread of these counters calls this, so a load and a store suffice.
+    pub fn add(&self, change: &Counts) {
+        for (counter, by) in self.0.iter().zip(change.numbers()).filter(|(_, by)| *by != 0) {
+            counter.store(counter.load(Ordering::Relaxed) + by, Ordering::Relaxed);
+        }
+    }
+
+    /// The current numbers.
+    pub fn counts(&self) -> Counts {
+        Counts::of(self.0.each_ref().map(|counter| counter.load(Ordering::Relaxed)))
+    }
 }
 
-impl Counts {
-    /// Counts a block that came (`by` = 1) or went (-1).
-    pub fn block(&mut self, home: Home, by: i64) {
-        match home {
-            // Its former home is unknown, so the counters keep that.
-            Home::Hole | Home::Damaged => {}
-            Home::Same(word) => {
-                self.same += by;
-                self.zero += if word == 0 { by } else { 0 };
+/// Counts a block that came (`by` = 1) or went (-1).
+pub fn count_block(counts: &mut Counts, home: Home, by: i64) {
+    match home {
+        // Its former home is unknown, so the counters keep that.
+        Home::Hole | Home::Damaged => {}
+        Home::Same(word) => {
+            counts.blocks_same += by;
+            counts.blocks_zero += if word == 0 { by } else { 0 };
+        }
+        Home::Record(at) => {
+            if at.parts > 0 {
+                // Header and payload of a cluster are not told apart: all of it counts as
+                // payload.
+                counts.compr_data_bytes += by * i64::from(at.share());
+                counts.blocks_clustered += by;
+                counts.cluster_bytes += by * i64::from(at.share());
+                counts.blocks_stored += by;
+                counts.blocks_good += if at.share() <= GOOD_MAX { by } else { 0 };
+                counts.blocks_poor += if at.share() > POOR_ABOVE { by } else { 0 };
+                return;
             }
-            Home::Record(at) => {
-                if at.parts > 0 {
-                    // Header and payload of a cluster are not told apart: all of it counts as
-                    // payload.
-                    self.payload += by * i64::from(at.share());
-                    self.clustered += by;
-                    self.cluster_bytes += by * i64::from(at.share());
-                    self.stored += by;
-                    self.good += if at.share() <= GOOD_MAX { by } else { 0 };
-                    self.poor += if at.share() > POOR_ABOVE { by } else { 0 };
-                    return;
-                }
-                self.payload += by * i64::from(at.len);
-                self.headers += by * HEADER as i64;
-                if at.len == FILL_LEN {
-                    self.same += by;
-                    return;
-                }
-                self.stored += by;
-                self.good += if at.len <= GOOD_MAX { by } else { 0 };
-                self.poor += if at.len > POOR_ABOVE { by } else { 0 };
-                self.raw += if at.len as usize == BLOCK_SIZE { by } else { 0 };
+            counts.compr_data_bytes += by * i64::from(at.len);
+            counts.record_headers_bytes += by * HEADER as i64;
+            if at.len == FILL_LEN {
+                counts.blocks_same += by;
+                return;
             }
+            counts.blocks_stored += by;
+            counts.blocks_good += if at.len <= GOOD_MAX { by } else { 0 };
+            counts.blocks_poor += if at.len > POOR_ABOVE { by } else { 0 };
+            counts.blocks_raw += if at.len as usize == BLOCK_SIZE { by } else { 0 };
         }
     }
 }

@@ -6,11 +6,12 @@ use super::index::Retained;
 use super::log::Reservation;
 use super::planted::{Bug, on};
 use super::read::Version;
-use super::thread_counters::Counts;
+use super::thread_counters::count_block;
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
 use crate::GROUP;
 use crate::codec::{Coding, Encoded};
+use crate::stats::Counts;
 
 /// A block that is encoded and not committed yet.
 #[derive(Clone, Copy, Debug, Default)]
@@ -189,10 +190,10 @@ impl Store {
         {
             self.segments.dead(at.segment, at.share());
         }
-        counts.block(old, -1);
-        counts.block(new, 1);
+        count_block(counts, old, -1);
+        count_block(counts, new, 1);
         if let Home::Record(at) = new {
-            counts.raw_total += i64::from(at.len as usize == BLOCK_SIZE);
+            counts.blocks_raw_total += i64::from(at.len as usize == BLOCK_SIZE);
         }
     }
 
@@ -228,7 +229,7 @@ impl Store {
         }
         let old = self.index.swap(leaf, block, entry);
         *delta += i64::from(old.is_hole()) - i64::from(entry.is_hole());
-        counts.discarded += i64::from(!old.is_hole());
+        counts.blocks_discarded += i64::from(!old.is_hole());
         self.account(counts, old.home(), entry.home());
     }
 }
