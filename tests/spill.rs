@@ -439,6 +439,8 @@ fn neighbours_are_read_together() {
     }
     let stats = rig.volume().stats();
     assert!(stats.spill_device_reads * 4 < below, "{} for {below}", stats.spill_device_reads);
+    let (read, spilled) = (stats.spill_read_blocks, stats.spilled_blocks);
+    assert!(read >= spilled && read <= below, "{read} of {below}, {spilled} in the end");
     assert!(stats.spill_read_bytes < below * BLOCK * 5 / 4, "{}", stats.spill_read_bytes);
 }
 

@@ -172,6 +172,9 @@ pub struct Stats, sums Counts: i64 {
         /// Read requests to the spill device (historic: `BDevNumReads`).
         spill_device_reads: u64 = count "spill device: reads"
             => counter "ztier_spill_reads_total" "Reads of the spill device.";
+        /// Spilled blocks that were read; a read of the device serves several.
+        [thread] spill_read_blocks: u64 = count "  blocks read by them"
+            => counter "ztier_spill_read_blocks_total" "Spilled blocks that requests read.";
         /// Write requests to the spill device (historic: `BDevNumWrites`).
         spill_device_writes: u64 = count "  writes"
             => counter "ztier_spill_writes_total" "Writes to the spill device.";

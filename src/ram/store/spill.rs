@@ -107,6 +107,7 @@ impl Store {
         } else if soon {
             again.note(ReadAgain { block, version: self.version(entry), below: true });
         }
+        session.count(&Counts { spill_read_blocks: 1, ..Counts::default() });
         Ok(())
     }
 
