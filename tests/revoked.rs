@@ -18,7 +18,8 @@ use std::time::Duration;
 use support::disk::Disk;
 use support::place::{BLOCK, Place, content};
 use support::sandbox::{Guard, Sandbox, eventually, stop, wait};
-use ztier::control::{AdaptChange, Client, LogChange, NewLog, Question, RecompressChange, Request};
+use ztier::config::log::LogChange;
+use ztier::control::{AdaptChange, Client, NewLog, Question, RecompressChange, Request};
 
 /// Timeout of the caller that gives up.
 const SHORT: Duration = Duration::from_millis(300);

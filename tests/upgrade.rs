@@ -307,7 +307,7 @@ fn record(role: &'static Role, golden: &Path) {
     place.ztier(&up).ok();
     role.fill(&mut place.connect());
     let mut said = String::new();
-    let log = ztier::control::LogChange {
+    let log = ztier::config::log::LogChange {
         commit_interval_ms: (role.name == "log").then_some(9000),
         ..Default::default()
     };

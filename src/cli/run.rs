@@ -9,10 +9,10 @@ mod report;
 
 use super::down::Down;
 use super::swap::{PAGE_CLUSTER, SWAPPINESS, Setting, changed};
-use super::up::word;
 use super::{output, progress_line::ProgressLine};
 use crate::config::limit::Range;
 use crate::config::plan::{self, Kind};
+use crate::config::settings::word;
 use crate::config::size::human;
 use crate::config::{
     Amount, Ballast, Choice, Job, Limit, Paths, Plan, Settings, SlotNews, Usage, Use, machine, name,

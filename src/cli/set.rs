@@ -2,9 +2,12 @@
 
 use super::progress_line::ProgressLine;
 use super::{client, output, sound, status};
-use crate::config::size::{exact, human, parse_bytes};
-use crate::config::{Amount, Bounds, Limit, Paths, machine, name};
-use crate::control::{AdaptChange, Client, LogChange, RecompressChange, Request, Status};
+use crate::config::log::LogChange;
+use crate::config::settings::KEYS;
+use crate::config::size::{exact, human};
+use crate::config::{Amount, Bounds, Limit, Paths, Settings, machine, name};
+use crate::control::{AdaptChange, Client, RecompressChange, Request, Status};
+use crate::device::Recompress;
 use crate::error::{Error, Result};
 use crate::stats::Stats;
 use clap::Args;
@@ -17,29 +20,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The time between two questions about progress.
 const ASK: Duration = Duration::from_millis(50);
 
-/// The keys that can be changed while a volume is up.
-const KEYS: [&str; 10] = [
-    "ram-limit",
-    "ram-min",
-    "ram-max",
-    "recompress",
-    "size",
-    "writeback",
-    "writeback-threshold",
-    "writeback-window",
-    "commit-interval",
-    "log-cache",
-];
-
 /// Change a running volume: ram-limit=1G, size=8G (sizes grow, never shrink)
 ///
 /// ram-limit=auto adapts the limit from then on, between ram-min=BYTES and ram-max=BYTES.
 ///
 /// In memory: recompress=now|idle|off (now: everything that was not read lately, once; waits until
 /// that is done). With a log: writeback=on|off (off: only for a drain or a nearly full log),
-/// writeback-threshold=PERCENT, writeback-window=BYTES, commit-interval=MILLISECONDS (without a
-/// change, until changes in memory are committed), log-cache=PERCENT (of the log, for a read
-/// cache).
+/// writeback-threshold=PERCENT, writeback-window=BYTES, commit-interval=MILLISECONDS (without a change, until changes in
+/// memory are committed), log-cache=PERCENT (of the log, for a read cache).
 #[derive(Args)]
 pub struct Set {
     /// Name of the volume
@@ -104,70 +92,87 @@ fn wait(client: &Client, name: &str, before: &Stats) -> Result<()> {
     }
 }
 
+/// The request for these changes, `KEY=VALUE` each.
 fn parse(changes: &[String]) -> Result<Request> {
-    let (mut size, mut ram_limit, mut log) = (None, None, LogChange::default());
-    let (mut recompress, mut adapt) = (None, AdaptChange::default());
+    let (mut settings, mut recompress) = (Settings::default(), None);
     let mut given = BTreeSet::new();
     for change in changes {
         let Some((key, value)) = change.split_once('=') else {
             return Err(Error::usage(format!("`{change}` is not KEY=VALUE"))
                 .hint("write it like ram-limit=1G"));
         };
-        let wrong = |e: String| Error::usage(format!("{key}: {e}"));
-        let number = || {
-            let parsed = value.parse::<u64>();
-            parsed.map_err(|_| wrong(format!("`{value}` is not a whole number")))
-        };
-        let share = || {
-            let parsed = value.parse::<Amount>();
-            parsed.map(|amount| amount.of(machine::memory_bytes())).map_err(wrong)
-        };
-        match key {
-            "size" => size = Some(parse_bytes(value).map_err(wrong)?),
-            "ram-limit" => match value.parse().map_err(wrong)? {
-                Limit::Auto => adapt.auto = true,
-                Limit::At(amount) => ram_limit = Some(amount.of(machine::memory_bytes())),
-            },
-            "ram-min" => adapt.min_bytes = Some(share()?),
-            "ram-max" => adapt.max_bytes = Some(share()?),
-            "recompress" => {
-                recompress = Some(match value {
-                    "now" => RecompressChange::Now,
-                    "idle" => RecompressChange::Idle,
-                    "off" => RecompressChange::Off,
-                    _ => return Err(wrong(format!("`{value}` is none of now, idle and off"))),
-                });
-            }
-            "writeback" => {
-                log.writeback = Some(match value {
-                    "on" => true,
-                    "off" => false,
-                    _ => return Err(wrong(format!("`{value}` is neither on nor off"))),
-                });
-            }
-            "writeback-threshold" => log.writeback_threshold_percent = Some(number()?),
-            "writeback-window" => {
-                log.writeback_window_bytes = Some(parse_bytes(value).map_err(wrong)?);
-            }
-            "commit-interval" => log.commit_interval_ms = Some(number()?),
-            "log-cache" | "log-keep" => log.keep_percent = Some(number()?),
-            _ => {
-                return Err(
-                    Error::usage(format!("unknown key `{key}`")).hint(name::suggest(key, &KEYS))
-                );
-            }
-        }
-        if !given.insert(key) {
+        let named = live(key)?;
+        if !given.insert(named) {
             return Err(Error::usage(format!("`{key}` is given twice")).hint("give it once"));
         }
+        match (named, value) {
+            ("recompress", "now") => recompress = Some(RecompressChange::Now),
+            ("recompress", value) if Settings::typed(named, value).is_err() => {
+                let what = format!("recompress: `{value}` is none of now, idle and off");
+                return Err(Error::usage(what));
+            }
+            _ => settings = Settings::typed(key, value)?.over(settings),
+        }
     }
-    Ok(Request::Set { size_bytes: size, ram_limit_bytes: ram_limit, adapt, log, recompress })
+    let recompress = recompress.or(settings.recompress.map(|when| match when {
+        Recompress::Idle => RecompressChange::Idle,
+        Recompress::Off => RecompressChange::Off,
+    }));
+    request(&settings, recompress)
+}
+
+/// The present name of a key, if it can be changed while a volume is up.
+fn live(key: &str) -> Result<&'static str> {
+    let found = KEYS.iter().find(|known| known.name == key || known.formerly.contains(&key));
+    let names = KEYS.iter().filter(|key| key.live).map(|key| key.name).collect::<Vec<_>>();
+    match found {
+        Some(found) if found.live => Ok(found.name),
+        Some(_) => Err(Error::usage(format!("`{key}` is fixed while the volume is up"))
+            .hint(format!("what can change: {}", names.join(", ")))),
+        None => Err(Error::usage(format!("unknown key `{key}`")).hint(name::suggest(key, &names))),
+    }
+}
+
+/// The request for these settings.
+fn request(settings: &Settings, recompress: Option<RecompressChange>) -> Result<Request> {
+    let memory = machine::memory_bytes();
+    let size_bytes = match settings.size {
+        Some(share @ Amount::Percent(_)) => {
+            return Err(Error::usage(format!("size: {share} is a share, not a number of bytes"))
+                .hint("write it like 3G"));
+        }
+        Some(Amount::Bytes(bytes)) => Some(bytes),
+        None => None,
+    };
+    let adapt = AdaptChange {
+        auto: settings.ram_limit == Some(Limit::Auto),
+        min_bytes: settings.ram_min.map(|amount| amount.of(memory)),
+        max_bytes: settings.ram_max.map(|amount| amount.of(memory)),
+    };
+    Ok(Request::Set {
+        size_bytes,
+        ram_limit_bytes: match settings.ram_limit {
+            Some(Limit::At(amount)) => Some(amount.of(memory)),
+            Some(Limit::Auto) | None => None,
+        },
+        adapt,
+        log: LogChange::of(settings)?,
+        recompress,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn the_help_names_what_can_change() {
+        let help = Set::augment_args(clap::Command::new("set")).render_long_help().to_string();
+        for key in KEYS.iter().filter(|key| key.live) {
+            assert!(help.contains(&format!("{}=", key.name)), "{}: {help}", key.name);
+        }
+    }
 
     #[test]
     fn changes() {

@@ -1,8 +1,8 @@
 //! `ztier swapon` and `swapoff`: a volume's device as swap space, and no more.
 
 use super::progress_line::ProgressLine;
-use super::up::word;
 use super::{client, output};
+use crate::config::settings::word;
 use crate::config::size::human;
 use crate::config::usage::{DEFAULT_PRIORITY, HIGHEST_PRIORITY, on_full};
 use crate::config::{Ballast, Paths, SlotNews, name};

@@ -3,23 +3,22 @@
 use super::files::{self, Made, Wanted};
 use super::progress_line::ProgressLine;
 use super::{adapting, output, sound, status};
-use crate::config::plan::{self, Address};
+use crate::config::plan;
 use crate::config::size::{exact, human};
 use crate::config::usage::on_full;
-use crate::config::{
-    Amount, Ballast, Choice, Limit, Paths, Plan, Settings, SlotNews, Usage, Use, machine, name,
-};
+use crate::config::{Amount, Paths, Plan, Settings, Usage, machine, name};
 use crate::daemon::{self, Chosen, Found, Ready};
-use crate::device::{Algorithm, Recompress, Sector};
+use crate::device::Algorithm;
 use crate::error::{Error, Result};
 use crate::system::usage;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, ValueHint};
-use serde::de::DeserializeOwned;
+use clap::Args;
 use serde_json::json;
 use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+
+/// The heading of flags about what is on drives.
+const DRIVES: &str = "Drives that hold something";
 
 /// Make a volume and offer it as a block device or over NBD
 ///
@@ -29,142 +28,34 @@ use std::time::{Duration, Instant};
 pub struct Up {
     /// Name of the volume
     name: String,
-    /// Size of the device, like 3G or 512M: a multiple of 4096, up to 16T
-    #[arg(long, value_name = "BYTES")]
-    size: Option<Amount>,
-    /// Slow drive or file to speed up, with copies in memory and, with --log, an SSD. Its content
-    /// stays and is the volume's
-    #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
-    backing: Option<PathBuf>,
-    /// Fast drive or file that takes changes first. It is overwritten; if it holds something known
-    /// (a file system, a partition table), only with --wipe
-    #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
-    log: Option<PathBuf>,
     /// With --log FILE: make the file with this size if it is missing
     #[arg(long, value_name = "BYTES")]
     log_size: Option<Amount>,
-    /// With a log: acknowledge each write only when it is durable
-    #[arg(long)]
-    sync: bool,
-    /// With a log: whether writeback runs by itself; off: only for a drain or a nearly full log
-    /// [default: on]
-    #[arg(long, value_parser = switch())]
-    writeback: Option<bool>,
-    /// With a log: percentage in use above which writeback runs beside foreground work [default:
-    /// 50]
-    #[arg(long, value_name = "PERCENT")]
-    writeback_threshold: Option<u64>,
-    /// With a log: size of one writeback pass while the log is nearly empty [default: 64M]
-    #[arg(long, value_name = "BYTES")]
-    writeback_window: Option<Amount>,
-    /// With a log: milliseconds without a change after which changes in memory are committed
-    /// [default: 1000]
-    #[arg(long, value_name = "MILLISECONDS")]
-    commit_interval: Option<u64>,
-    /// With a log: percentage of it for a read cache, which outlives restarts; 0 for none, at most
-    /// 50 [default: 25]
-    #[arg(long, alias = "log-keep", value_name = "PERCENT")]
-    log_cache: Option<u64>,
     /// With --log or --spill: overwrite what is on the drive, unless it is a log with data
-    #[arg(long)]
+    #[arg(long, help_heading = DRIVES)]
     wipe: bool,
     /// With a log that holds data: accept another drive as backing store, a copy with the same
     /// content
-    #[arg(long)]
+    #[arg(long, help_heading = DRIVES)]
     moved: bool,
     /// With a damaged log: go on without the damaged parts; their data is lost
-    #[arg(long)]
+    #[arg(long, help_heading = DRIVES)]
     accept_loss: bool,
     /// With a log that holds data: write it over a backing store that was changed without the log;
     /// those changes are lost or mixed with the log's
-    #[arg(long)]
+    #[arg(long, help_heading = DRIVES)]
     accept_changed_backing: bool,
     /// With a log older than the one that this machine has seen (a copy, a snapshot): go on with
     /// it; what was written since is lost
-    #[arg(long)]
+    #[arg(long, help_heading = DRIVES)]
     accept_older_log: bool,
     /// With a log that is gone or damaged: go on from the backing store's own state, which `up`
     /// reports; data that only the log held is lost
-    #[arg(long, alias = "abandon-log")]
+    #[arg(long, alias = "abandon-log", help_heading = DRIVES)]
     discard_log: bool,
-    /// Limit on all memory of the volume, like 512M, or 25% of the machine's (or cgroup's) memory
-    /// [default: what the size takes if nothing shrinks, at most half of that memory]. With
-    /// --backing: limit on compressed copies, 0 for none [default: 10%]. `auto`: adapts to the
-    /// machine and the volume, between --ram-min and --ram-max
-    #[arg(long, value_name = "BYTES|%|auto")]
-    ram_limit: Option<Limit>,
-    /// With --ram-limit auto: the lower bound [default: what the volume needs to work; with
-    /// --backing 1%]
-    #[arg(long, value_name = "BYTES|%")]
-    ram_min: Option<Amount>,
-    /// With --ram-limit auto: the upper bound [default: that of --ram-limit; with --backing 50%]
-    #[arg(long, value_name = "BYTES|%")]
-    ram_max: Option<Amount>,
-    /// Device or file for the coldest data once memory is full; it is overwritten if it holds
-    /// nothing known
-    #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
-    spill: Option<PathBuf>,
     /// With --spill FILE: make the file with this size if it is missing
     #[arg(long, value_name = "BYTES")]
     spill_size: Option<Amount>,
-    /// Accept files for log and spill device that other users can read or write
-    #[arg(long)]
-    allow_readable: bool,
-    /// With --spill: the most to write there a day on average, like 20G; up to twice that within 24
-    /// hours, and each start of the daemon begins a new day
-    #[arg(long, value_name = "BYTES")]
-    spill_daily: Option<Amount>,
-    /// How blocks are compressed [default: lz4]
-    #[arg(long, value_parser = word::<Algorithm>(&["lz4", "zstd", "none"]))]
-    algorithm: Option<Algorithm>,
-    /// When cold data is recompressed, neighbouring blocks together, which saves a quarter: when
-    /// volume and machine are idle and before spilling, or never by itself [default: idle]
-    #[arg(long, value_parser = word::<Recompress>(&["idle", "off"]))]
-    recompress: Option<Recompress>,
-    /// Unit in which memory is filled and cleaned: a power of two, 32K to 16M [default: 1M]
-    #[arg(long, value_name = "BYTES")]
-    segment: Option<Amount>,
-    /// Logical sector of the block device, in bytes [default: that of what is on the backing store,
-    /// or of the drive; else 4096]
-    #[arg(long, value_name = "BYTES", value_parser = sector())]
-    sector: Option<Sector>,
-    /// How to offer the volume: `ublk` (fast, outlives its daemon) and `fuse` are real block
-    /// devices and need root, `nbd` works without root, `auto` takes the best that works here
-    /// [default: auto]
-    #[arg(long, value_parser = word::<Choice>(&["auto", "ublk", "fuse", "nbd"]))]
-    export: Option<Choice>,
-    /// Serve NBD on this TCP address as well; a port alone means loopback. Every client that
-    /// reaches the address can read and write the volume
-    #[arg(long, value_name = "[ADDRESS:]PORT")]
-    nbd_listen: Vec<Address>,
-    /// Serve NBD on this Unix socket [default: NAME.nbd in the run directory]
-    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
-    socket: Option<PathBuf>,
-    /// Threads that serve the block device, 1 to 256 [default: the number of CPUs, 2 to 16; at
-    /// least 8 for --backing alone]
-    #[arg(long, value_name = "N")]
-    threads: Option<u32>,
-    /// Put a volume in memory to use each time it comes up empty: `swap` makes and enables swap
-    /// space, `ext4` makes a file system and mounts it; `down` undoes it
-    #[arg(long = "use", value_name = "USE", value_parser = word::<Use>(&["swap", "ext4"]))]
-    usage: Option<Use>,
-    /// With --use ext4: the mount point; made if missing
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    mount: Option<PathBuf>,
-    /// With --use swap: priority, 0 to 32767; the highest is used first [default: 100]
-    #[arg(long, value_name = "N")]
-    priority: Option<i32>,
-    /// With --use swap: whether the kernel is made to free the swap slots of pages that are read
-    /// back; `auto`: while there is no other swap [default: auto]
-    #[arg(long, value_name = "WHEN", value_parser = word::<Ballast>(&["auto", "on", "off"]))]
-    ballast: Option<Ballast>,
-    /// With --use swap: whether blocks of freed swap slots are dropped; `auto`: where the kernel
-    /// tells which [default: auto]
-    #[arg(long, value_name = "WHEN", value_parser = word::<SlotNews>(&["auto", "off"]))]
-    freed_slots: Option<SlotNews>,
-    /// With --use swap: run PROGRAM when memory and swap are nearly full, and when that is over
-    #[arg(long, value_name = "PROGRAM")]
-    on_full: Option<PathBuf>,
     /// Wait this long for the drives (--backing, --log, --spill) to appear
     #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
     wait: u32,
@@ -182,26 +73,8 @@ pub struct Up {
     /// Print JSON
     #[arg(long)]
     json: bool,
-}
-
-/// A parser of fixed words, spelled as in the settings file.
-pub(super) fn word<T: DeserializeOwned + Clone + Send + Sync + 'static>(
-    words: &'static [&'static str],
-) -> impl TypedValueParser<Value = T> {
-    PossibleValuesParser::new(words).try_map(|word| serde_json::from_value::<T>(word.into()))
-}
-
-/// A parser of sectors.
-fn sector() -> impl TypedValueParser<Value = Sector> {
-    PossibleValuesParser::new(["512", "4096"]).map(|word| match word.as_str() {
-        "512" => Sector::Small,
-        _ => Sector::Block,
-    })
-}
-
-/// A parser of `on` and `off`.
-fn switch() -> impl TypedValueParser<Value = bool> {
-    PossibleValuesParser::new(["on", "off"]).map(|word| word == "on")
+    #[command(flatten, next_help_heading = "Settings, also keys of NAME.toml")]
+    settings: Settings,
 }
 
 impl Up {
@@ -327,39 +200,8 @@ impl Up {
 
     /// The settings from the flags; if no flag says what the volume is, completed from its file.
     fn settings(&self, paths: &Paths) -> Result<Settings> {
-        let flags = Settings {
-            size: self.size,
-            backing: self.backing.clone(),
-            log: self.log.clone(),
-            sync: self.sync.then_some(true),
-            writeback: self.writeback,
-            writeback_threshold: self.writeback_threshold,
-            writeback_window: self.writeback_window,
-            commit_interval: self.commit_interval,
-            log_cache: self.log_cache,
-            ram_limit: self.ram_limit,
-            ram_min: self.ram_min,
-            ram_max: self.ram_max,
-            spill: self.spill.clone(),
-            spill_daily: self.spill_daily,
-            algorithm: self.algorithm,
-            recompress: self.recompress,
-            segment: self.segment,
-            sector: self.sector,
-            export: self.export,
-            nbd_listen: (!self.nbd_listen.is_empty()).then(|| self.nbd_listen.clone()),
-            socket: self.socket.clone(),
-            threads: self.threads,
-            usage: self.usage,
-            mount: self.mount.clone(),
-            priority: self.priority,
-            ballast: self.ballast,
-            freed_slots: self.freed_slots,
-            on_full: on_full(self.on_full.as_deref())?,
-            allow_readable: self.allow_readable.then_some(true),
-            log_uuid: None,
-            backing_id: None,
-        };
+        let on_full = on_full(self.settings.on_full.as_deref())?;
+        let flags = Settings { on_full, ..self.settings.clone() };
         if flags.size.is_some() || flags.backing.is_some() || flags.log.is_some() {
             return Ok(flags);
         }

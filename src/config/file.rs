@@ -3,154 +3,15 @@
 //! Invariant: what [`Settings::save`] writes, [`Settings::load`] reads as the same settings.
 
 use super::lasting::lasting;
-use super::limit::Limit;
 use super::name;
 use super::paths::full;
-use super::plan::{Address, Choice};
-use super::size::Amount;
-use super::usage::{Ballast, SlotNews, Use};
-use crate::device::{Algorithm, Marks, Recompress, Sector};
+use super::settings::Settings;
+use crate::device::Marks;
 use crate::error::{Context, Error, Result};
 use crate::escape::join_lines;
 use crate::private;
-use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
-
-/// What the user asks for, by flags or in a file; `None` means the default.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Settings {
-    /// Size of the device.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub size: Option<Amount>,
-    /// The slow drive behind a log; its size is the volume's.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub backing: Option<PathBuf>,
-    /// The fast drive to which changes go first.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub log: Option<PathBuf>,
-    /// Acknowledge writes when they are durable in the log.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub sync: Option<bool>,
-    /// Writeback runs by itself.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub writeback: Option<bool>,
-    /// Percent of the log that may fill before writeback runs beside foreground work.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub writeback_threshold: Option<u64>,
-    /// Bytes that one pass of writeback takes from a log that is nearly empty.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub writeback_window: Option<Amount>,
-    /// Milliseconds without a change after which what is in memory is made durable.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub commit_interval: Option<u64>,
-    /// Percent of the log that may hold clean data. Before version 0.2: `log-keep`.
-    #[serde(alias = "log-keep", skip_serializing_if = "Option::is_none")]
-    pub log_cache: Option<u64>,
-    /// Limit on all memory of the volume.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ram_limit: Option<Limit>,
-    /// Lower bound of a limit that adapts.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ram_min: Option<Amount>,
-    /// Upper bound of a limit that adapts.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ram_max: Option<Amount>,
-    /// The spill device, which takes the coldest data when memory is full.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub spill: Option<PathBuf>,
-    /// Bytes that may be written to the spill device in a day.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub spill_daily: Option<Amount>,
-    /// How blocks are compressed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub algorithm: Option<Algorithm>,
-    /// When cold data is recompressed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub recompress: Option<Recompress>,
-    /// Bytes in a segment.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub segment: Option<Amount>,
-    /// The logical sector of the device.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub sector: Option<Sector>,
-    /// How the volume is offered.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub export: Option<Choice>,
-    /// TCP addresses on which NBD is served.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub nbd_listen: Option<Vec<Address>>,
-    /// The Unix socket on which NBD is served.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub socket: Option<PathBuf>,
-    /// Threads that serve requests.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub threads: Option<u32>,
-    /// How a volume in memory is used: as swap or as a file system.
-    #[serde(rename = "use", skip_serializing_if = "Option::is_none")]
-    pub usage: Option<Use>,
-    /// Where that file system is mounted.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mount: Option<PathBuf>,
-    /// Priority of that swap space.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub priority: Option<i32>,
-    /// When that swap space has ballast.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ballast: Option<Ballast>,
-    /// Whether blocks of its freed slots are dropped.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub freed_slots: Option<SlotNews>,
-    /// A program that is run when memory and that swap space are nearly full.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub on_full: Option<PathBuf>,
-    /// Files for log and spill device may be readable or writable for other users.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub allow_readable: Option<bool>,
-    /// UUID of the log, as 32 hexadecimal digits; a drive with another log is refused.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub log_uuid: Option<String>,
-    /// Id of the backing store of a volume without a log, as 16 hexadecimal digits; another drive
-    /// is refused.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub backing_id: Option<String>,
-}
-
-/// All keys of the file, in the order in which it is written.
-pub const KEYS: [&str; 31] = [
-    "size",
-    "backing",
-    "log",
-    "sync",
-    "writeback",
-    "writeback-threshold",
-    "writeback-window",
-    "commit-interval",
-    "log-cache",
-    "ram-limit",
-    "ram-min",
-    "ram-max",
-    "spill",
-    "spill-daily",
-    "algorithm",
-    "recompress",
-    "segment",
-    "sector",
-    "export",
-    "nbd-listen",
-    "socket",
-    "threads",
-    "use",
-    "mount",
-    "priority",
-    "ballast",
-    "freed-slots",
-    "on-full",
-    "allow-readable",
-    "log-uuid",
-    "backing-id",
-];
 
 /// The largest file that is read, in bytes.
 const LARGEST: u64 = 64 << 10;
@@ -174,6 +35,35 @@ impl Settings {
         }
         let text = fs::read_to_string(path).context(format!("cannot read {shown}"))?;
         Self::parse(&text, path).map(Some)
+    }
+
+    /// One setting, as a user types it: text without quotes, `on` and `off` for truth.
+    ///
+    /// # Errors
+    /// One line (usage) with the key and what is wrong with its value.
+    pub fn typed(key: &str, value: &str) -> Result<Self> {
+        use toml::Value;
+        let text = Value::String(value.into());
+        let other = match value {
+            "on" => Some(Value::Boolean(true)),
+            "off" => Some(Value::Boolean(false)),
+            _ => value.parse().ok().map(Value::Integer),
+        };
+        let read = |value: Value| toml::Table::from_iter([(key.to_owned(), value)]).try_into();
+        let refused = |e: toml::de::Error| match e.message() {
+            what if what.contains("expected a boolean") => {
+                format!("`{value}` is neither on nor off")
+            }
+            what if what.contains("expected u") => format!("`{value}` is not a whole number"),
+            what => match explain(what) {
+                (what, Some(hint)) => format!("{what}; {hint}"),
+                (what, None) => what,
+            },
+        };
+        other
+            .and_then(|value| read(value).ok())
+            .map_or_else(|| read(text), Ok)
+            .map_err(|e| Error::usage(format!("{key}: {}", refused(e))))
     }
 
     /// Parses the text of the file `path`, which is only named in errors.
@@ -235,44 +125,6 @@ impl Settings {
     pub fn marks(&self) -> Marks {
         Marks { log: self.log_uuid.clone(), backing: self.backing_id.clone() }
     }
-
-    /// These settings, with those of `base` where these say nothing.
-    #[must_use]
-    pub fn over(self, base: Self) -> Self {
-        Self {
-            size: self.size.or(base.size),
-            backing: self.backing.or(base.backing),
-            log: self.log.or(base.log),
-            sync: self.sync.or(base.sync),
-            writeback: self.writeback.or(base.writeback),
-            writeback_threshold: self.writeback_threshold.or(base.writeback_threshold),
-            writeback_window: self.writeback_window.or(base.writeback_window),
-            commit_interval: self.commit_interval.or(base.commit_interval),
-            log_cache: self.log_cache.or(base.log_cache),
-            ram_limit: self.ram_limit.or(base.ram_limit),
-            ram_min: self.ram_min.or(base.ram_min),
-            ram_max: self.ram_max.or(base.ram_max),
-            spill: self.spill.or(base.spill),
-            spill_daily: self.spill_daily.or(base.spill_daily),
-            algorithm: self.algorithm.or(base.algorithm),
-            recompress: self.recompress.or(base.recompress),
-            segment: self.segment.or(base.segment),
-            sector: self.sector.or(base.sector),
-            export: self.export.or(base.export),
-            nbd_listen: self.nbd_listen.or(base.nbd_listen),
-            socket: self.socket.or(base.socket),
-            threads: self.threads.or(base.threads),
-            usage: self.usage.or(base.usage),
-            mount: self.mount.or(base.mount),
-            priority: self.priority.or(base.priority),
-            ballast: self.ballast.or(base.ballast),
-            freed_slots: self.freed_slots.or(base.freed_slots),
-            on_full: self.on_full.or(base.on_full),
-            allow_readable: self.allow_readable.or(base.allow_readable),
-            log_uuid: self.log_uuid.or(base.log_uuid),
-            backing_id: self.backing_id.or(base.backing_id),
-        }
-    }
 }
 
 /// Turns the parser's message into ours: what is wrong, and a suggestion if a word is unknown.
@@ -296,7 +148,13 @@ fn explain(message: &str) -> (String, Option<String>) {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use super::super::limit::Limit;
+    use super::super::plan::Choice;
+    use super::super::settings::{KEYS, describe};
+    use super::super::size::Amount;
+    use super::super::usage::{Ballast, SlotNews, Use};
     use super::*;
+    use crate::device::{Algorithm, Recompress, Sector};
 
     fn full() -> Settings {
         Settings {
@@ -351,22 +209,27 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_those_that_are_accepted_and_documented() {
+    fn keys_are_those_that_are_written() {
         let written: toml::Table = toml::from_str(&toml::to_string(&full()).unwrap()).unwrap();
         let mut written: Vec<&str> = written.keys().map(String::as_str).collect();
-        let mut keys = KEYS;
+        let mut keys: Vec<&str> = KEYS.iter().map(|key| key.name).collect();
         written.sort_unstable();
         keys.sort_unstable();
         assert_eq!(written, keys);
+    }
 
-        let doc = include_str!("../../docs/config.md");
-        let mut documented: Vec<&str> = doc
-            .lines()
-            .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
-            .map(|(key, _)| key)
-            .collect();
-        documented.sort_unstable();
-        assert_eq!(documented, keys, "docs/config.md lists other keys than are accepted");
+    #[test]
+    fn the_documentation_has_the_declared_table() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/config.md");
+        let doc = fs::read_to_string(file).unwrap();
+        let begin = doc.find("| Key | Values |").unwrap();
+        let end = begin + doc[begin..].find("\n## ").unwrap();
+        if std::env::var_os("ZTIER_GOLDEN").is_some() {
+            fs::write(file, [&doc[..begin], &describe(), &doc[end..]].concat()).unwrap();
+            return;
+        }
+        let again = "ZTIER_GOLDEN=write cargo test --lib declared_table";
+        assert_eq!(&doc[begin..end], describe(), "write it anew: {again}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The limit on memory: a fixed one, or one that adapts within bounds.
 
-use super::file::Settings;
 use super::machine;
+use super::settings::Settings;
 use super::size::{Amount, exact, human};
 use crate::device;
 use crate::error::{Error, Result};

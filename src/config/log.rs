@@ -1,7 +1,7 @@
 //! The durable log of a plan: its settings and their limits.
 
-use super::file::Settings;
 use super::machine;
+use super::settings::Settings;
 use super::size::{Amount, exact};
 use crate::device;
 use crate::error::{Error, Result};
@@ -60,6 +60,44 @@ pub struct LogPlan {
     pub accept_older: bool,
 }
 
+/// A change of a log's settings; fields left out stay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LogChange {
+    /// Whether writeback runs by itself.
+    pub writeback: Option<bool>,
+    /// Percent of the log that may fill before writeback runs beside foreground work.
+    pub writeback_threshold_percent: Option<u64>,
+    /// Bytes of a window of writeback while the log is nearly empty.
+    pub writeback_window_bytes: Option<u64>,
+    /// Milliseconds without a change after which the log commits what is in memory.
+    pub commit_interval_ms: Option<u64>,
+    /// Percent of the log that may hold copies of what the backing store has, too.
+    pub keep_percent: Option<u64>,
+}
+
+impl LogChange {
+    /// What `settings` say of these.
+    ///
+    /// # Errors
+    /// The window is a share (usage).
+    pub fn of(settings: &Settings) -> Result<Self> {
+        Ok(Self {
+            writeback: settings.writeback,
+            writeback_threshold_percent: settings.writeback_threshold,
+            writeback_window_bytes: match settings.writeback_window {
+                Some(Amount::Percent(_)) => {
+                    return Err(Error::usage("writeback-window is a number of bytes, like 64M"));
+                }
+                Some(Amount::Bytes(bytes)) => Some(bytes),
+                None => None,
+            },
+            commit_interval_ms: settings.commit_interval,
+            keep_percent: settings.log_cache,
+        })
+    }
+}
+
 impl LogPlan {
     /// A log with default settings.
     pub(super) fn new(log: PathBuf, backing: PathBuf) -> Self {
@@ -87,23 +125,24 @@ impl LogPlan {
     /// # Errors
     /// As [`Self::check`].
     pub(super) fn of(settings: &Settings, log: PathBuf, backing: PathBuf) -> Result<Self> {
-        let usual = Self::new(log, backing);
-        let window = match settings.writeback_window {
-            Some(Amount::Percent(_)) => {
-                return Err(Error::usage("writeback-window is a number of bytes, like 64M"));
-            }
-            Some(Amount::Bytes(bytes)) => bytes,
-            None => usual.writeback_window_bytes,
-        };
-        let threshold = settings.writeback_threshold;
+        let sync = settings.sync.unwrap_or(false);
+        Self { sync, ..Self::new(log, backing) }.with(&LogChange::of(settings)?)
+    }
+
+    /// This plan with a change.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub fn with(self, change: &LogChange) -> Result<Self> {
+        let threshold = change.writeback_threshold_percent;
+        let window = change.writeback_window_bytes;
         let plan = Self {
-            sync: settings.sync.unwrap_or(usual.sync),
-            writeback_threshold_percent: threshold.unwrap_or(usual.writeback_threshold_percent),
-            writeback_window_bytes: window,
-            writeback: settings.writeback.unwrap_or(usual.writeback),
-            commit_interval_ms: settings.commit_interval.unwrap_or(usual.commit_interval_ms),
-            keep_percent: settings.log_cache.unwrap_or(usual.keep_percent),
-            ..usual
+            writeback: change.writeback.unwrap_or(self.writeback),
+            writeback_threshold_percent: threshold.unwrap_or(self.writeback_threshold_percent),
+            writeback_window_bytes: window.unwrap_or(self.writeback_window_bytes),
+            commit_interval_ms: change.commit_interval_ms.unwrap_or(self.commit_interval_ms),
+            keep_percent: change.keep_percent.unwrap_or(self.keep_percent),
+            ..self
         };
         plan.check().map(|()| plan)
     }
@@ -157,9 +196,9 @@ impl LogPlan {
             ))
             .hint("give less, like 64M"));
         }
-        let ms = self.commit_interval_ms;
-        if ms > LONGEST_INTERVAL_MS {
-            return Err(Error::usage(format!("commit-interval {ms} is more than a day"))
+        let times = [("commit-interval", self.commit_interval_ms)];
+        if let Some((key, ms)) = times.iter().find(|(_, ms)| *ms > LONGEST_INTERVAL_MS) {
+            return Err(Error::usage(format!("{key} {ms} is more than a day"))
                 .hint(format!("give milliseconds, 0 to {LONGEST_INTERVAL_MS}")));
         }
         let keep = self.keep_percent;

@@ -11,12 +11,13 @@ pub mod machine;
 pub mod name;
 pub mod paths;
 pub mod plan;
+pub mod settings;
 pub mod size;
 pub mod usage;
 
-pub use file::Settings;
 pub use limit::{Bounds, Limit};
 pub use paths::Paths;
 pub use plan::{Choice, Plan};
+pub use settings::Settings;
 pub use size::Amount;
 pub use usage::{Ballast, Job, SlotNews, Usage, Use};

@@ -1,11 +1,11 @@
 //! A volume's settings, resolved: every default filled in, every limit checked.
 
-use super::file::Settings;
 use super::limit::{Bounds, Given, Range};
 use super::log::LogPlan;
 use super::machine;
 use super::name;
 use super::paths::{Paths, full};
+use super::settings::Settings;
 use super::size::{exact, human};
 use super::usage::{self, Job, Usage};
 use crate::BLOCK_SIZE;

@@ -3,9 +3,9 @@
 //! Invariant: only a volume without a backing store has a [`Usage`], so a use never overwrites data
 //! that is to last.
 
-use super::file::Settings;
 use super::paths::full;
 use super::plan::Export;
+use super::settings::Settings;
 use crate::error::{Error, Result};
 pub use crate::system::job::Job;
 pub use crate::system::usage::{Ballast, SlotNews, Usage};

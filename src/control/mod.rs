@@ -14,8 +14,7 @@ mod server;
 pub use asking::Asking;
 pub use client::Client;
 pub use protocol::{
-    AdaptChange, Ended, LeftInLog, LogChange, NewLog, Noted, RecompressChange, Request, Status,
-    Swapon,
+    AdaptChange, Ended, LeftInLog, NewLog, Noted, RecompressChange, Request, Status, Swapon,
 };
 pub(crate) use protocol::{Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive_next, send};
 pub use protocol::{Swapping, VERSION, Version};

@@ -1,6 +1,7 @@
 //! The messages, and their encoding on the wire.
 
 use crate::config::Plan;
+use crate::config::log::LogChange;
 use crate::error::{self, Context, Error, Result};
 use crate::limit::Report;
 use crate::stats::Stats;
@@ -223,22 +224,6 @@ pub struct AdaptChange {
     pub min_bytes: Option<u64>,
     /// The highest limit, in bytes.
     pub max_bytes: Option<u64>,
-}
-
-/// A change of a log's settings; fields left out stay.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct LogChange {
-    /// Whether writeback runs by itself.
-    pub writeback: Option<bool>,
-    /// Percent of the log that may fill before writeback runs beside foreground work.
-    pub writeback_threshold_percent: Option<u64>,
-    /// Bytes of a window of writeback while the log is nearly empty.
-    pub writeback_window_bytes: Option<u64>,
-    /// Milliseconds without a change after which the log commits what is in memory.
-    pub commit_interval_ms: Option<u64>,
-    /// Percent of the log that may hold copies of what the backing store has, too.
-    pub keep_percent: Option<u64>,
 }
 
 /// The version and the process that answer.

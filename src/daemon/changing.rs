@@ -4,9 +4,9 @@
 
 use super::running::{BUSY, Running, being_changed};
 use crate::config::limit::{Given, Range};
-use crate::config::log::LogPlan;
+use crate::config::log::{LogChange, LogPlan};
 use crate::config::{Amount, Bounds, Limit, Plan, plan, size};
-use crate::control::{AdaptChange, Asking, LogChange, RecompressChange};
+use crate::control::{AdaptChange, Asking, RecompressChange};
 use crate::device::{self, Recompress};
 use crate::error::{Error, Result};
 
@@ -141,20 +141,7 @@ fn change_log(plan: &mut Plan, change: LogChange) -> Result<()> {
     let Some(log) = &mut plan.log else {
         return Err(device::no_log());
     };
-    let before = log.clone();
-    let threshold = change.writeback_threshold_percent;
-    let changed = LogPlan {
-        writeback: change.writeback.unwrap_or(before.writeback),
-        writeback_threshold_percent: threshold.unwrap_or(before.writeback_threshold_percent),
-        writeback_window_bytes: change
-            .writeback_window_bytes
-            .unwrap_or(before.writeback_window_bytes),
-        commit_interval_ms: change.commit_interval_ms.unwrap_or(before.commit_interval_ms),
-        keep_percent: change.keep_percent.unwrap_or(before.keep_percent),
-        ..before
-    };
-    changed.check()?;
-    *log = changed;
+    *log = log.clone().with(&change)?;
     Ok(())
 }
 
