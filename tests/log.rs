@@ -15,7 +15,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use support::disk::Disk;
 use support::place::{BLOCK, BLOCKS, Place, content};
-use support::sandbox::{Sandbox, finish, wait};
+use support::sandbox::{Sandbox, eventually, finish, wait};
 use ztier::log::disk::format::data_at;
 
 #[test]
@@ -44,6 +44,28 @@ fn the_backing_store_is_the_volume_before_and_after() {
     assert_eq!(after[12288 + 150], 0);
     let check = place.sandbox.ztier(&["log", "check", &place.log]).ok();
     assert!(check.contains("log closed in order: 0 changes"), "{check}");
+}
+
+/// With a long `writeback-idle` a slow disk can sleep; a shorter one holds at once.
+#[test]
+fn writeback_waits_for_the_idle_time_that_was_set() {
+    let place = Place::new();
+    place.sandbox.ztier(&[&place.up()[..], &["--writeback-idle", "3600000"]].concat()).ok();
+    place.write_one_by_one(64);
+    // Longer than the default.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(place.log_of("vol")["windows"], 0);
+    let out = place.sandbox.ztier(&["set", "vol", "writeback-idle=0"]).ok();
+    assert!(out.contains(" writeback-idle=0 "), "{out}");
+    eventually("it is written back", || place.log_of("vol")["windows"] != 0);
+    for (change, why) in [
+        ("writeback-idle=86400001", "writeback-idle 86400001 is more than a day"),
+        ("writeback-idle=soon", "writeback-idle: `soon` is not a whole number"),
+        ("spill=/dev/null", "`spill` is fixed while the volume is up"),
+    ] {
+        place.sandbox.ztier(&["set", "vol", change]).refused(2, &[why]);
+    }
+    place.sandbox.ztier(&["down", "vol"]).ok();
 }
 
 /// A process that waits for the lock, as `ztier down` does, wants to use the drives next.

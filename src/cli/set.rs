@@ -26,7 +26,8 @@ const ASK: Duration = Duration::from_millis(50);
 ///
 /// In memory: recompress=now|idle|off (now: everything that was not read lately, once; waits until
 /// that is done). With a log: writeback=on|off (off: only for a drain or a nearly full log),
-/// writeback-threshold=PERCENT, writeback-window=BYTES, commit-interval=MILLISECONDS (without a change, until changes in
+/// writeback-threshold=PERCENT, writeback-window=BYTES, writeback-idle=MILLISECONDS (without a
+/// request, until writeback runs), commit-interval=MILLISECONDS (without a change, until changes in
 /// memory are committed), log-cache=PERCENT (of the log, for a read cache).
 #[derive(Args)]
 pub struct Set {
@@ -56,11 +57,12 @@ impl Set {
             None if plan.backing.is_some() => limit,
             None => format!("{limit} recompress={}", status::recompress(plan.recompress)),
             Some(log) => format!(
-                "{limit} writeback={} writeback-threshold={} writeback-window={} \
+                "{limit} writeback={} writeback-threshold={} writeback-window={} writeback-idle={} \
                  commit-interval={} log-cache={}",
                 if log.writeback { "on" } else { "off" },
                 log.writeback_threshold_percent,
                 exact(log.writeback_window_bytes),
+                log.writeback_idle_ms,
                 log.commit_interval_ms,
                 log.keep_percent
             ),
@@ -216,6 +218,7 @@ mod tests {
             writeback: Some(false),
             writeback_threshold_percent: Some(70),
             writeback_window_bytes: Some(1 << 20),
+            writeback_idle_ms: Some(60_000),
             commit_interval_ms: Some(20),
             keep_percent: Some(10),
         };
@@ -223,6 +226,7 @@ mod tests {
             "writeback=off",
             "writeback-threshold=70",
             "writeback-window=1M",
+            "writeback-idle=60000",
             "commit-interval=20",
             "log-cache=10",
         ];

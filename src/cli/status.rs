@@ -383,9 +383,10 @@ fn kept(plan: &LogPlan, log: &LogStats) -> String {
 /// When and how much is written back.
 pub(super) fn writeback(plan: &LogPlan) -> String {
     let window = exact(plan.writeback_window_bytes);
-    match (plan.writeback, plan.writeback_threshold_percent) {
-        (true, percent) => format!("when idle, and from {percent} % on; windows from {window} on"),
-        (false, _) => "switched off, until the log is nearly full or drained".into(),
+    let (percent, ms) = (plan.writeback_threshold_percent, plan.writeback_idle_ms);
+    match plan.writeback {
+        true => format!("when idle for {ms} ms, and from {percent} % on; windows from {window} on"),
+        false => "switched off, until the log is nearly full or drained".into(),
     }
 }
 

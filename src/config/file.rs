@@ -165,6 +165,7 @@ mod tests {
             writeback: Some(false),
             writeback_threshold: Some(70),
             writeback_window: Some(Amount::Bytes(64 << 20)),
+            writeback_idle: Some(60_000),
             commit_interval: Some(20),
             log_cache: Some(10),
             ram_limit: Some(Limit::At(Amount::Percent(12.5))),

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::log::{Accepted, Options};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The longest time until idle data is made durable, in milliseconds: a day.
 const LONGEST_INTERVAL_MS: u64 = 86_400_000;
@@ -30,6 +31,9 @@ pub struct LogPlan {
     pub writeback_threshold_percent: u64,
     /// Bytes of a window of writeback while the log is nearly empty.
     pub writeback_window_bytes: u64,
+    /// Milliseconds without a request after which writeback runs.
+    #[serde(default = "half_a_second")]
+    pub writeback_idle_ms: u64,
     /// Writeback runs by itself.
     #[serde(default = "on")]
     pub writeback: bool,
@@ -70,6 +74,9 @@ pub struct LogChange {
     pub writeback_threshold_percent: Option<u64>,
     /// Bytes of a window of writeback while the log is nearly empty.
     pub writeback_window_bytes: Option<u64>,
+    /// Milliseconds without a request after which writeback runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub writeback_idle_ms: Option<u64>,
     /// Milliseconds without a change after which the log commits what is in memory.
     pub commit_interval_ms: Option<u64>,
     /// Percent of the log that may hold copies of what the backing store has, too.
@@ -92,6 +99,7 @@ impl LogChange {
                 Some(Amount::Bytes(bytes)) => Some(bytes),
                 None => None,
             },
+            writeback_idle_ms: settings.writeback_idle,
             commit_interval_ms: settings.commit_interval,
             keep_percent: settings.log_cache,
         })
@@ -107,6 +115,7 @@ impl LogPlan {
             sync: false,
             writeback_threshold_percent: 50,
             writeback_window_bytes: 64 << 20,
+            writeback_idle_ms: half_a_second(),
             writeback: on(),
             commit_interval_ms: one_second(),
             keep_percent: quarter(),
@@ -140,6 +149,7 @@ impl LogPlan {
             writeback: change.writeback.unwrap_or(self.writeback),
             writeback_threshold_percent: threshold.unwrap_or(self.writeback_threshold_percent),
             writeback_window_bytes: window.unwrap_or(self.writeback_window_bytes),
+            writeback_idle_ms: change.writeback_idle_ms.unwrap_or(self.writeback_idle_ms),
             commit_interval_ms: change.commit_interval_ms.unwrap_or(self.commit_interval_ms),
             keep_percent: change.keep_percent.unwrap_or(self.keep_percent),
             ..self
@@ -163,6 +173,7 @@ impl LogPlan {
         device::Policy {
             threshold_percent: self.writeback_threshold_percent,
             window: self.writeback_window_bytes.min(machine::memory_bytes() / WINDOW_PART),
+            idle: Duration::from_millis(self.writeback_idle_ms),
             enabled: self.writeback,
         }
     }
@@ -196,7 +207,10 @@ impl LogPlan {
             ))
             .hint("give less, like 64M"));
         }
-        let times = [("commit-interval", self.commit_interval_ms)];
+        let times = [
+            ("commit-interval", self.commit_interval_ms),
+            ("writeback-idle", self.writeback_idle_ms),
+        ];
         if let Some((key, ms)) = times.iter().find(|(_, ms)| *ms > LONGEST_INTERVAL_MS) {
             return Err(Error::usage(format!("{key} {ms} is more than a day"))
                 .hint(format!("give milliseconds, 0 to {LONGEST_INTERVAL_MS}")));
@@ -212,6 +226,10 @@ impl LogPlan {
 
 fn on() -> bool {
     true
+}
+
+fn half_a_second() -> u64 {
+    500
 }
 
 fn one_second() -> u64 {

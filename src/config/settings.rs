@@ -164,6 +164,13 @@ flags {
         "bytes", "`64M`",
         "A pass of writeback; up to four times that as it fills."
     }
+    /// With a log: milliseconds without a request after which writeback runs; many let a slow disk
+    /// sleep [default: 500]
+    #[flag(value_name = "MILLISECONDS")]
+    writeback_idle = "writeback-idle", live: u64 {
+        "milliseconds, up to a day", "500",
+        "Time without a request until writeback runs. A large one lets a slow disk sleep."
+    }
     /// With a log: milliseconds without a change after which changes in memory are committed
     /// [default: 1000]
     #[flag(value_name = "MILLISECONDS")]

@@ -24,8 +24,6 @@ const DEPTH: u32 = 32;
 pub(super) const MOVERS: usize = 4;
 /// Period of the core's clock tick, and of the checks whether a window is due.
 const TICK: Duration = Duration::from_millis(100);
-/// A volume that gets no request for this long is idle.
-const IDLE: Duration = Duration::from_millis(500);
 /// How long a throttled thread of a window waits before it asks again.
 const GIVE_WAY: Duration = Duration::from_millis(5);
 /// Percent of the log in use from which on writeback is not throttled for readers.
@@ -47,6 +45,8 @@ pub struct Policy {
     pub threshold_percent: u64,
     /// Bytes of a window while the log is nearly empty; it grows to four times this as it fills.
     pub window: u64,
+    /// Time without a request after which writeback runs.
+    pub idle: Duration,
     /// Writeback runs by itself. If false, it runs only for a drain, a rescue, a recommit, or when
     /// the log is nearly full.
     pub enabled: bool,
@@ -66,7 +66,12 @@ impl Policy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { threshold_percent: 50, window: 64 << 20, enabled: true }
+        Self {
+            threshold_percent: 50,
+            window: 64 << 20,
+            idle: Duration::from_millis(500),
+            enabled: true,
+        }
     }
 }
 
@@ -305,7 +310,7 @@ fn due(logged: &Logged, policy: Policy, hurry: bool) -> Option<(u64, (u64, u64))
     drop(core);
     let percent = used * 100 / segments.max(1);
     let due = match policy.enabled {
-        true => logged.idle() >= IDLE || percent >= policy.threshold_percent,
+        true => logged.idle() >= policy.idle || percent >= policy.threshold_percent,
         // Even if disabled: requests must not wait for room for ever.
         false => percent >= URGENT || used + NEARLY_FULL >= segments,
     };
