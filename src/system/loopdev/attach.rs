@@ -3,7 +3,7 @@
 //! Invariants: the device has direct I/O or is not attached at all; it has the partitions of its
 //! own content and none of an earlier user; no descriptor of it is kept.
 
-use super::{backing_file, detach, held, open, partitions, require_backing, sys};
+use super::{backing_file, detach, held, is_attached, open, partitions, sys};
 use crate::error::{Context, Error, Result};
 use crate::media::LoopInfo;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -166,7 +166,9 @@ fn require_direct(device: &Path, file: &Path) -> Result<()> {
 
 /// Grows the device to the present size of its file.
 pub(crate) fn grow(device: &Path, file: &Path) -> Result<()> {
-    require_backing(device, file)?;
+    if !is_attached(device, file)? {
+        return Err(Error::failure(format!("{} is not attached", device.display())));
+    }
     // Makes the kernel fetch the file's size, which the loop device then takes.
     std::fs::metadata(file).context(format!("cannot stat {}", file.display()))?;
     let node =

@@ -45,28 +45,35 @@ fn open(device: &Path, extra: OFlags) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(device, OFlags::RDONLY | OFlags::CLOEXEC | extra, Mode::empty())
 }
 
-/// Fails unless the backing file of `device` is `file`.
-fn require_backing(device: &Path, file: &Path) -> Result<()> {
+/// Whether `device` is attached; fails if it is attached to another file than `file`.
+fn is_attached(device: &Path, file: &Path) -> Result<bool> {
     match backing_file(device) {
-        Some(b) if b == file => Ok(()),
+        Some(b) if b == file => Ok(true),
         Some(b) => Err(Error::failure(format!(
             "{} shows {} now, not {}",
             device.display(),
             b.display(),
             file.display()
         ))),
-        None => Err(Error::failure(format!("{} is not attached", device.display()))),
+        None => Ok(false),
     }
 }
 
 /// Detaches `device` from its file, after a short wait for processes that only probe it (udev,
-/// blkid). Writes dirty pages of the page cache first.
+/// blkid). Writes dirty pages of the page cache first. A device that is not attached stays so: the
+/// helper of a dead daemon, which undoes what it did, may have been first.
 ///
 /// # Errors
 /// The device has another backing file; or it is held and stays attached: the text names a holder.
 pub(crate) fn detach(device: &Path, file: &Path) -> Result<()> {
-    require_backing(device, file)?;
+    if !is_attached(device, file)? {
+        return Ok(());
+    }
     let node = claim(device, Instant::now() + PROBE_WAIT)?;
+    // Before the claim another process may have detached the device, and attached another file.
+    if !is_attached(device, file)? {
+        return Ok(());
+    }
     forget(device);
     if let Err(e) = partitions::remove(&node, device) {
         drop(node);
@@ -154,5 +161,40 @@ fn keep(device: &Path) {
         // SAFETY: LOOP_SET_STATUS64 reads one `struct loop_info64`. If it fails, the kernel
         // detaches the device at its last close, as first requested.
         let _ = unsafe { ioctl(&node, Setter::<LOOP_SET_STATUS64, LoopInfo>::new(info)) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::print_stdout)]
+    use super::*;
+
+    #[test]
+    fn of_several_that_detach_at_once_each_succeeds() {
+        let files = [0, 1].map(|_| tempfile::NamedTempFile::new().unwrap());
+        files.iter().for_each(|file| file.as_file().set_len(1 << 20).unwrap());
+        let path = |n: usize| files[n].path();
+        for _ in 0..20 {
+            let device = match attach(path(0), 4096) {
+                Ok(device) => device,
+                Err(e) => return println!("skipped: {e}"),
+            };
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        // By now another test may have attached the device to its file.
+                        if let Err(e) = detach(&device, path(0)) {
+                            assert!(e.to_string().contains(" now, not "), "{e}");
+                        }
+                    });
+                }
+            });
+            assert_ne!(backing_file(&device).as_deref(), Some(path(0)));
+        }
+        let device = attach(path(0), 4096).unwrap();
+        let refused = detach(&device, path(1)).unwrap_err().to_string();
+        assert!(refused.contains(" now, not "), "{refused}");
+        assert_eq!(backing_file(&device).as_deref(), Some(path(0)));
+        detach(&device, path(0)).unwrap();
     }
 }
