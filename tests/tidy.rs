@@ -1,8 +1,14 @@
 //! The house rules that a compiler does not check: layers, headers, sizes, wording.
 #![allow(clippy::unwrap_used)]
 
+mod support {
+    pub mod circles;
+}
+
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use support::circles::circles;
 
 /// The layers, top first. A layer uses itself and those below it.
 const LAYERS: [&[&str]; 9] = [
@@ -35,6 +41,42 @@ const BESIDE: [&str; 10] = [
 /// those below it, by their names, and nothing else of its engine. Tests may.
 const ROOMS: [(&str, &[&str]); 2] =
     [("log", &["run", "recovery", "core", "disk", "planted"]), ("ram", &["store"])];
+/// Files that use each other in a circle, and why they still do. A new circle, or one file more, is a
+/// fault; a circle that is gone is taken off the list.
+const CIRCLES: [(&str, &[&str], &str); 4] = [
+    (
+        "log/core",
+        &[
+            "checkpoint",
+            "chunk",
+            "commit",
+            "copies",
+            "judge",
+            "kept",
+            "rescue",
+            "rewrite",
+            "state",
+            "summary",
+            "window",
+        ],
+        "each step of the core stands beside the state that it keeps, and works on the whole core",
+    ),
+    (
+        "daemon",
+        &["limiter", "restoring", "running", "signals", "swap_thread", "swapping", "troubles"],
+        "the threads of a daemon hold what it runs, which holds them",
+    ),
+    (
+        "ram/store",
+        &["clean", "read", "recompress", "session", "spill", "write"],
+        "reads, cleaning and clusters share the session that each thread has",
+    ),
+    (
+        "ram",
+        &["demote", "engine", "mempool", "recompress"],
+        "the parts of the engine's state stand beside the methods of the engine that use them",
+    ),
+];
 const LINES_MAX: usize = 800;
 const COLUMNS_MAX: usize = 100;
 const FUNCTION_MAX: usize = 70;
@@ -229,6 +271,42 @@ fn a_room_uses_only_those_below() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("; "));
+}
+
+#[test]
+fn files_use_each_other_in_no_other_circle() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let files: Vec<(String, String)> = sources("src")
+        .into_iter()
+        .filter(|path| !["mod.rs", "lib.rs", "main.rs"].iter().any(|root| path.ends_with(root)))
+        .map(|path| {
+            let text = code_of(&fs::read_to_string(&path).unwrap());
+            let name = path.strip_prefix(&root).unwrap().with_extension("");
+            (name.to_str().unwrap().to_owned(), without_tests(&text).to_owned())
+        })
+        .collect();
+    let known: BTreeSet<BTreeSet<String>> = CIRCLES
+        .iter()
+        .map(|(room, names, _)| names.iter().map(|name| format!("{room}/{name}")).collect())
+        .collect();
+    let found = circles(&files);
+    let new: Vec<_> = found.difference(&known).collect();
+    let gone: Vec<_> = known.difference(&found).collect();
+    assert!(new.is_empty() && gone.is_empty(), "circles: new {new:?}, gone {gone:?}");
+}
+
+#[test]
+fn the_check_of_circles_can_fail() {
+    let file = |path: &str, text: &str| (path.to_owned(), text.to_owned());
+    let files = [
+        file("a/one", "use super::{two::{X, Y}, three};"),
+        file("a/two", "use crate::a::three::Z;"),
+        file("a/three", "fn f() { super::one::g() }"),
+        file("b", "use crate::a::one::{self, G};"),
+    ];
+    let all = ["a/one", "a/two", "a/three"].map(str::to_owned);
+    assert_eq!(circles(&files), BTreeSet::from([BTreeSet::from(all)]));
+    assert!(circles(&files[1..]).is_empty());
 }
 
 #[test]

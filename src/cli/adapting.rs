@@ -34,7 +34,7 @@ fn last_change(report: &Report) -> String {
         return "none".into();
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    let age = super::status::duration(now.saturating_sub(unix_s));
+    let age = super::output::duration(now.saturating_sub(unix_s));
     let (from, to) = (human(from_bytes), human(to_bytes));
     let Report { changes, turns, .. } = report;
     format!("{from} -> {to}, {age} ago: {reason} ({changes} changes, {turns} of them turned round)")

@@ -2,7 +2,7 @@
 
 use super::output;
 use crate::config::Paths;
-use crate::config::plan::Address;
+use crate::config::export::Address;
 use crate::daemon::survey::Survey;
 use crate::error::{Context, Result};
 use crate::metrics::{self, PATIENCE, Scrape, Server};

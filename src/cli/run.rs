@@ -10,8 +10,9 @@ mod report;
 use super::down::Down;
 use super::swap::{PAGE_CLUSTER, SWAPPINESS, Setting, changed};
 use super::{output, progress_line::ProgressLine};
+use crate::config::export::Kind;
 use crate::config::limit::Range;
-use crate::config::plan::{self, Kind};
+use crate::config::plan;
 use crate::config::settings::word;
 use crate::config::size::human;
 use crate::config::{

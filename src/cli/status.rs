@@ -265,7 +265,7 @@ fn holders(status: &control::Status) -> String {
 
 fn daemon_of(status: &control::Status) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    let up = duration(now.saturating_sub(status.started_unix_s));
+    let up = output::duration(now.saturating_sub(status.started_unix_s));
     format!("process {}, ztier {}, up for {up}", status.pid, status.version)
 }
 
@@ -470,26 +470,10 @@ pub(super) fn errors(stats: &Stats) -> String {
     if list.is_empty() { "none".into() } else { list.join(", ") }
 }
 
-/// `3 d 4 h`, `5 min 6 s`: the two largest units.
-pub(super) fn duration(seconds: u64) -> String {
-    let parts = [
-        (seconds / 86_400, "d"),
-        (seconds / 3600 % 24, "h"),
-        (seconds / 60 % 60, "min"),
-        (seconds % 60, "s"),
-    ];
-    let first = parts.iter().position(|(count, _)| *count > 0).unwrap_or(3);
-    parts[first..]
-        .iter()
-        .take(2)
-        .map(|(count, unit)| format!("{count} {unit}"))
-        .collect::<Vec<_>>()
-        .join(" ")
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Stats, duration, short};
+    use super::output::duration;
+    use super::{Stats, short};
 
     #[test]
     fn swap_that_will_run_short_is_told() {

@@ -7,6 +7,7 @@ mod details;
 #[cfg(test)]
 mod golden;
 mod keys;
+mod look;
 mod paint;
 mod render;
 mod state;
@@ -19,7 +20,8 @@ use crate::error::{Context, Result};
 use crate::stats::time;
 use clap::Args;
 use keys::{Key, Keys};
-use render::{Look, Size};
+use look::Look;
+use render::Size;
 use state::State;
 use std::io::IsTerminal;
 use std::os::fd::AsFd;

@@ -3,6 +3,7 @@
 use super::files::{self, Made, Wanted};
 use super::progress_line::ProgressLine;
 use super::{adapting, output, sound, status};
+use crate::config::export::Export;
 use crate::config::plan;
 use crate::config::size::{exact, human};
 use crate::config::usage::on_full;
@@ -297,7 +298,7 @@ impl Up {
         });
         // Standard output belongs to the client, which has handed its socket over:
         // `nbdcopy [ ztier up … ] - | …`.
-        if let plan::Export::Nbd { inherited: true, .. } = plan.export {
+        if let Export::Nbd { inherited: true, .. } = plan.export {
             ready.endpoints.iter().for_each(|endpoint| output::remark(endpoint));
             return Ok(());
         }
@@ -308,7 +309,7 @@ impl Up {
     fn makes(&self, plan: &Plan, paths: &Paths, wanted: &[Wanted]) -> Vec<String> {
         let mut makes: Vec<String> =
             daemon::planned(plan, paths).iter().map(|leftover| leftover.describe()).collect();
-        if let plan::Export::Nbd { tcp, .. } = &plan.export {
+        if let Export::Nbd { tcp, .. } = &plan.export {
             makes.extend(tcp.iter().map(|address| format!("TCP listener {address}")));
         }
         makes.extend(wanted.iter().map(Wanted::describe));
@@ -461,7 +462,7 @@ fn compression(plan: &Plan) -> String {
 /// Serves the sockets that a service manager hands over, if any, in place of the default one.
 fn inherit_sockets(plan: &mut Plan, own_socket: bool) {
     let for_us = std::env::var("LISTEN_PID").is_ok_and(|pid| pid == std::process::id().to_string());
-    if let plan::Export::Nbd { socket, inherited, .. } = &mut plan.export
+    if let Export::Nbd { socket, inherited, .. } = &mut plan.export
         && for_us
         && std::env::var_os("LISTEN_FDS").is_some()
     {

@@ -148,11 +148,11 @@ fn explain(message: &str) -> (String, Option<String>) {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::limit::Limit;
-    use super::super::plan::Choice;
+    use super::super::export::Choice;
+    use super::super::settings::Use;
     use super::super::settings::{KEYS, describe};
-    use super::super::size::Amount;
-    use super::super::usage::{Ballast, SlotNews, Use};
+    use super::super::size::{Amount, Limit};
+    use super::super::usage::{Ballast, SlotNews};
     use super::*;
     use crate::device::{Algorithm, Recompress, Sector};
 

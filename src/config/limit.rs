@@ -2,74 +2,16 @@
 
 use super::machine;
 use super::settings::Settings;
-use super::size::{Amount, exact, human};
+use super::size::{Amount, Limit, exact, human};
 use crate::device;
 use crate::error::{Error, Result};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use std::fmt;
-use std::str::FromStr;
+use serde::{Deserialize, Serialize};
 
 /// The default limit on memory for copies of a backing store's blocks, and the default bounds of
 /// one that adapts.
 const COPIES: Amount = Amount::Percent(10.0);
 const COPIES_MIN: Amount = Amount::Percent(1.0);
 const COPIES_MAX: Amount = Amount::Percent(50.0);
-
-/// What the user says about the limit.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Limit {
-    /// It adapts to what the machine and the volume need.
-    Auto,
-    /// A fixed limit.
-    At(Amount),
-}
-
-impl FromStr for Limit {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        if text.trim() == "auto" { Ok(Self::Auto) } else { text.parse().map(Self::At) }
-    }
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Auto => f.write_str("auto"),
-            Self::At(amount) => amount.fmt(f),
-        }
-    }
-}
-
-impl Serialize for Limit {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Limit {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        struct Visitor;
-        impl serde::de::Visitor<'_> for Visitor {
-            type Value = Limit;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("`auto`, a size such as \"3G\" or \"10%\", or a number of bytes")
-            }
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Limit, E> {
-                text.parse().map_err(E::custom)
-            }
-            fn visit_u64<E>(self, bytes: u64) -> std::result::Result<Limit, E> {
-                Ok(Limit::At(Amount::Bytes(bytes)))
-            }
-            fn visit_i64<E: serde::de::Error>(self, bytes: i64) -> std::result::Result<Limit, E> {
-                let bytes = u64::try_from(bytes);
-                let at = bytes.map(|bytes| Limit::At(Amount::Bytes(bytes)));
-                at.map_err(|_| E::custom("a size can't be negative"))
-            }
-        }
-        deserializer.deserialize_any(Visitor)
-    }
-}
 
 /// The bounds of a limit that adapts, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

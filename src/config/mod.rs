@@ -3,6 +3,7 @@
 //! Invariant: a [`Plan`] exists only if every limit in [`plan`] and [`name`] holds; the daemon and
 //! the engine do not check again what a user typed.
 
+pub mod export;
 pub mod file;
 pub mod lasting;
 pub mod limit;
@@ -15,9 +16,10 @@ pub mod settings;
 pub mod size;
 pub mod usage;
 
-pub use limit::{Bounds, Limit};
+pub use export::Choice;
+pub use limit::Bounds;
 pub use paths::Paths;
-pub use plan::{Choice, Plan};
-pub use settings::Settings;
-pub use size::Amount;
-pub use usage::{Ballast, Job, SlotNews, Usage, Use};
+pub use plan::Plan;
+pub use settings::{Settings, Use};
+pub use size::{Amount, Limit};
+pub use usage::{Ballast, Job, SlotNews, Usage};

@@ -15,17 +15,26 @@
 //!
 //! and stands below `flags`, or below `file` if it has no flag.
 
-use super::limit::Limit;
-use super::plan::{Address, Choice};
-use super::size::Amount;
-use super::usage::{Ballast, SlotNews, Use};
+use super::export::{Address, Choice};
+use super::size::{Amount, Limit};
 use crate::device::{Algorithm, Recompress, Sector};
+use crate::system::usage::{Ballast, SlotNews};
 use clap::ValueHint;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 use std::path::PathBuf;
+
+/// What the user says about the use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Use {
+    /// Swap space.
+    Swap,
+    /// An ext4 file system.
+    Ext4,
+}
 
 /// What is said of a key.
 #[derive(Clone, Copy, Debug)]

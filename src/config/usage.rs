@@ -3,30 +3,19 @@
 //! Invariant: only a volume without a backing store has a [`Usage`], so a use never overwrites data
 //! that is to last.
 
+use super::export::Export;
 use super::paths::full;
-use super::plan::Export;
-use super::settings::Settings;
+use super::settings::{Settings, Use};
 use crate::error::{Error, Result};
 pub use crate::system::job::Job;
 pub use crate::system::usage::{Ballast, SlotNews, Usage};
 use rustix::fs::{Access, access};
-use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 /// The default priority of swap: above what the kernel gives disks by itself.
 pub const DEFAULT_PRIORITY: i32 = 100;
 /// The highest priority that the kernel knows.
 pub const HIGHEST_PRIORITY: i32 = 32767;
-
-/// What the user says about the use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Use {
-    /// Swap space.
-    Swap,
-    /// An ext4 file system.
-    Ext4,
-}
 
 /// The use that `settings` ask for, if any, of a volume that is offered by `export`.
 ///

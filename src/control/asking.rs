@@ -4,10 +4,10 @@
 //! confirmed that its caller still wants it; after that it is carried out, whatever becomes of the
 //! caller. So a caller that hangs up before it has sent `go` knows that nothing was changed.
 
+use super::load::{Kind, MOST_ALIKE};
 use super::protocol::{
     Envelope, LONGEST_REQUEST, Reply, Request, Word, boot_ms, receive_next, receive_whole, send,
 };
-use super::server::{After, Kind, MOST_ALIKE};
 use crate::error::{Error, Result};
 use crate::places::{Heard, Place};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 
 /// How long a caller may take to send `go`. The request may hold locks that others wait for.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Work for after an answer was sent, or could not be delivered.
+pub(super) type After = Option<Box<dyn FnOnce()>>;
 
 /// The caller of a request that is being carried out.
 pub struct Asking<'a> {

@@ -6,6 +6,7 @@
 
 mod asking;
 mod client;
+mod load;
 mod protocol;
 mod question;
 mod sample;

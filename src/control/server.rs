@@ -3,6 +3,7 @@
 //! time, from a client that watches, and a new thread costs as much as the answer.
 
 use super::asking::Asking;
+use super::load::MOST_CLIENTS;
 use super::protocol::{Envelope, Reply, Request, send};
 use crate::error::{Context, Error, Result};
 use crate::places::{Place, Places};
@@ -21,13 +22,6 @@ use std::time::{Duration, Instant};
 
 /// How long a client may take to send its request, and to receive the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The most clients that have a place. Others wait until a silent one is cut off.
-const MOST_CLIENTS: usize = 16;
-/// The most drains, and the most changes, that are carried out at once, so that others find a
-/// place.
-pub(super) const MOST_ALIKE: usize = 6;
-const _: () = assert!(MOST_CLIENTS > 2 * MOST_ALIKE);
-
 /// The most connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
@@ -35,35 +29,6 @@ const BACKLOG: i32 = 1024;
 const CLIENT: &str = "ztier-client";
 /// How long the server accepts no client after an accept failed.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// Work for after an answer was sent, or could not be delivered.
-pub(super) type After = Option<Box<dyn FnOnce()>>;
-
-/// Kinds of requests, by how long they take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// It only reads.
-    Look,
-    /// It takes until the log is drained.
-    Drain,
-    /// It waits for other changes, and for its caller.
-    Change,
-}
-
-impl Kind {
-    pub fn of(request: &Request) -> Self {
-        match request {
-            Request::Drain => Self::Drain,
-            request if request.changes() => Self::Change,
-            _ => Self::Look,
-        }
-    }
-
-    /// The most requests of this kind that are carried out at once.
-    pub fn most(self) -> usize {
-        if self == Self::Look { MOST_CLIENTS } else { MOST_ALIKE }
-    }
-}
 
 /// Carries requests out.
 pub trait Handler: Send + Sync + 'static {
@@ -219,6 +184,7 @@ fn admit(stream: &UnixStream) -> Result<()> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use super::super::load::MOST_ALIKE;
     use super::super::protocol::{LONGEST_REQUEST, boot_ms};
     use super::super::{Client, Version};
     use super::*;

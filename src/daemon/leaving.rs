@@ -9,7 +9,8 @@ use super::memory_holder::Kept;
 use super::relog;
 use super::running::{End, Running};
 use super::signals::Event;
-use crate::config::{Usage, plan, size};
+use crate::config::export::Export;
+use crate::config::{Usage, size};
 use crate::control::{Asking, Ended, LeftInLog, NewLog};
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
@@ -217,7 +218,7 @@ impl Running {
     fn refuse_left(&self, force: bool) -> Result<bool> {
         let export = self.state.lock().plan.export.clone();
         // A loop device can't be taken from its holders.
-        let by_fuse = export == plan::Export::Fuse;
+        let by_fuse = export == Export::Fuse;
         let force = force && !by_fuse;
         let holders = if force || self.waits() { Vec::new() } else { self.holders_that_stay()? };
         if holders.is_empty() {

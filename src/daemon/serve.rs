@@ -1,9 +1,9 @@
 //! Chooses and starts a plan's export: the one place that knows all front-ends.
 
 use super::itself;
+use crate::config::export::{Export as Offered, Kind};
 use crate::config::paths::VolumeFiles;
-use crate::config::plan::Kind;
-use crate::config::{Choice, Paths, Plan, Settings, Usage, plan};
+use crate::config::{Choice, Paths, Plan, Settings, Usage};
 use crate::device::{Device, Sector};
 use crate::error::{Error, Result};
 use crate::export::ublk::{self, Ublk};
@@ -88,7 +88,7 @@ pub fn prepare(plan: &Plan) -> Result<Option<String>> {
     itself::keep_out_of_dumps();
     itself::outlive_limits()?;
     super::heap::keep_little();
-    if let plan::Export::Nbd { inherited: true, .. } = plan.export {
+    if let Offered::Nbd { inherited: true, .. } = plan.export {
         nbd::take_over()?;
     }
     if !plan.export.is_block_device() {
@@ -109,9 +109,9 @@ pub fn prepare(plan: &Plan) -> Result<Option<String>> {
 /// What starting the plan's export will put into the system, in the order of removal.
 pub fn planned(plan: &Plan, paths: &Paths) -> Vec<Leftover> {
     match &plan.export {
-        plan::Export::Ublk => Ublk::planned(&ublk_options(plan, paths, false)),
-        plan::Export::Fuse => block::planned(plan, paths),
-        plan::Export::Nbd { .. } => nbd_options(plan).leftovers(),
+        Offered::Ublk => Ublk::planned(&ublk_options(plan, paths, false)),
+        Offered::Fuse => block::planned(plan, paths),
+        Offered::Nbd { .. } => nbd_options(plan).leftovers(),
     }
 }
 
@@ -136,12 +136,12 @@ pub fn start(
     again: &[Leftover],
 ) -> Result<Box<dyn Export>> {
     match &plan.export {
-        plan::Export::Ublk => {
+        Offered::Ublk => {
             let resume = again.iter().any(Leftover::waits);
             Ok(Box::new(Ublk::start(volume, ublk_options(plan, paths, resume))?))
         }
-        plan::Export::Fuse => block::start(plan, paths, volume),
-        plan::Export::Nbd { .. } => Ok(Box::new(nbd::Server::start(volume, nbd_options(plan))?)),
+        Offered::Fuse => block::start(plan, paths, volume),
+        Offered::Nbd { .. } => Ok(Box::new(nbd::Server::start(volume, nbd_options(plan))?)),
     }
 }
 
@@ -158,7 +158,7 @@ fn ublk_options(plan: &Plan, paths: &Paths, resume: bool) -> ublk::Options {
 
 fn nbd_options(plan: &Plan) -> nbd::Options {
     let mut listen = Vec::new();
-    if let plan::Export::Nbd { socket, tcp, inherited } = &plan.export {
+    if let Offered::Nbd { socket, tcp, inherited } = &plan.export {
         listen.extend(inherited.then_some(nbd::Listen::Inherited));
         listen.extend(socket.clone().map(nbd::Listen::Unix));
         listen.extend(tcp.iter().copied().map(nbd::Listen::Tcp));

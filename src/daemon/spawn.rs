@@ -370,7 +370,7 @@ fn clean_up(files: &VolumeFiles) -> Result<()> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::config::plan::Kind;
+    use crate::config::export::Kind;
     use crate::config::{Amount, Settings};
     use crate::daemon::state::State;
     use crate::export::Leftover;

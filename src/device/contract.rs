@@ -4,7 +4,6 @@
 //! [`Channel`], run to completion: when `submit` returns, the request is done.
 
 use super::drives::Alarm;
-use super::front::inside;
 use crate::error::{Error, Result as Outcome};
 use crate::log::Policy;
 use crate::media::MadeFor;
@@ -362,4 +361,15 @@ pub fn no_log() -> Error {
 pub(super) fn no_copies() -> Error {
     Error::usage("the volume came up with --ram-limit 0 and keeps no copies")
         .hint("take it down, and up with another --ram-limit")
+}
+
+/// Whether a range is inside a device of `size` bytes.
+///
+/// # Errors
+/// [`IoError::OutOfRange`].
+pub(super) fn inside(offset: u64, len: u64, size: u64) -> Result<(), IoError> {
+    match offset.checked_add(len) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err(IoError::OutOfRange),
+    }
 }

@@ -4,7 +4,7 @@
 //! Invariants: every request is counted exactly once, whether it succeeds or fails; an engine sees
 //! only ranges inside the device.
 
-use super::contract::{Channel, IoError, Load, Request, Way};
+use super::contract::{Channel, IoError, Load, Request, Way, inside};
 use super::counters::{Counters, Kind, Outcome};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -56,17 +56,6 @@ pub(super) trait Engine: Send {
 pub(super) struct Front<E: Engine> {
     engine: E,
     counters: Arc<Counters>,
-}
-
-/// Whether a range is inside a device of `size` bytes.
-///
-/// # Errors
-/// [`IoError::OutOfRange`].
-pub(super) fn inside(offset: u64, len: u64, size: u64) -> Result<(), IoError> {
-    match offset.checked_add(len) {
-        Some(end) if end <= size => Ok(()),
-        _ => Err(IoError::OutOfRange),
-    }
 }
 
 impl<E: Engine> Front<E> {

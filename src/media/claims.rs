@@ -11,7 +11,6 @@
 //! tables over the same sectors). A file whose path leads elsewhere by now, or is in another mount
 //! namespace, cannot be locked; for it, locks that `/proc` shows count.
 
-use super::file_drive::Access;
 use super::holder;
 use super::layers::{Base, Layer, Tree};
 use super::mounts::{MountEntry, mount_of, mounts};
@@ -25,6 +24,17 @@ use std::sync::{Arc, Weak};
 
 /// Block devices below drives of this process. Several drives may lie on separate parts of one.
 static DEVICES: Mutex<Vec<(u64, Weak<OwnedFd>)>> = Mutex::new(Vec::new());
+
+/// What a drive is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// To read and write, and to keep other processes out.
+    Exclusive,
+    /// To read only, while no process writes.
+    Still,
+    /// To read only, even when another process has it: the content may be changing.
+    ReadOnly,
+}
 
 /// Claims on the layers below a drive, released on drop.
 #[derive(Debug, Default)]

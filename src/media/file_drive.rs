@@ -10,7 +10,7 @@
 //!   can't, a flush still brings everything to the medium.
 
 use super::buffer::Buffer;
-use super::claims::{self, Busy, Claims};
+use super::claims::{self, Access, Busy, Claims};
 use super::contents;
 use super::drive::{ALIGN, Action, Drive, DriveError, write_part_as_block};
 use super::failures::Failures;
@@ -61,17 +61,6 @@ pub(super) const ZERO_MODES: [FallocateFlags; 2] = [
     FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE),
     FallocateFlags::ZERO_RANGE.union(FallocateFlags::KEEP_SIZE),
 ];
-
-/// What a drive is opened for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// To read and write, and to keep other processes out.
-    Exclusive,
-    /// To read only, while no process writes.
-    Still,
-    /// To read only, even when another process has it: the content may be changing.
-    ReadOnly,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Node {

@@ -8,15 +8,16 @@
 mod describe;
 mod http;
 mod metric;
+mod page;
 mod serve;
 mod table;
 mod text;
 
 pub use describe::describe;
 pub use metric::{Group, Kind, Metric, Scrape};
+pub use page::text;
 pub use serve::Server;
 pub use table::GROUPS;
-pub use text::text;
 
 use std::time::Duration;
 

@@ -4,16 +4,11 @@
 //! samples does not appear; nothing that comes from outside gets into the text unescaped.
 
 use super::BUCKETS;
-use super::metric::{Metric, Scrape};
-use super::table::GROUPS;
 use crate::escape::steers;
 use crate::stats::Distribution;
 use crate::stats::declare::Number;
 use std::fmt::Write;
 use std::sync::LazyLock;
-
-/// Usual size of a volume's part of the text, at most, in bytes.
-const USUAL: usize = 40 << 10;
 
 /// The largest values of buckets, in nanoseconds, and their labels, in seconds.
 static BOUNDS: LazyLock<Vec<(u64, String)>> = LazyLock::new(|| {
@@ -26,24 +21,15 @@ fn below_or_at(bound: &str) -> String {
     format!("le=\"{bound}\"}} ")
 }
 
-/// The whole text of a scrape.
-pub fn text(scrape: &Scrape<'_>) -> String {
-    let mut out =
-        Writer { text: String::with_capacity(USUAL * (1 + scrape.volumes.len())), start: 0 };
-    for metric in GROUPS.iter().flat_map(|group| &group.metrics) {
-        out.family(metric, |family| metric.source.write(scrape, family));
-    }
-    out.text
-}
-
 /// Nanoseconds as seconds.
 pub fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-struct Writer {
+/// The text so far.
+#[derive(Debug, Default)]
+pub struct Writer {
     text: String,
-    start: usize,
 }
 
 /// The samples of one metric.
@@ -53,18 +39,32 @@ pub struct Family<'a> {
 }
 
 impl Writer {
-    fn family(&mut self, metric: &Metric, write: impl FnOnce(&mut Family<'_>)) {
-        self.start = self.text.len();
-        let Metric { name, kind, help, .. } = metric;
+    /// A text that is expected to have `bytes`.
+    pub fn with_capacity(bytes: usize) -> Self {
+        Self { text: String::with_capacity(bytes) }
+    }
+
+    /// Adds a metric and the samples that `write` writes; nothing if it writes none.
+    pub fn family(
+        &mut self,
+        (name, kind, help): (&'static str, &str, &str),
+        write: impl FnOnce(&mut Family<'_>),
+    ) {
+        let start = self.text.len();
         // Writing to a string can't fail, here and below.
         let _ = write!(self.text, "# HELP {name} ");
         escape(&mut self.text, help, false);
-        let _ = write!(self.text, "\n# TYPE {name} {}\n", kind.name());
+        let _ = write!(self.text, "\n# TYPE {name} {kind}\n");
         let head = self.text.len();
         write(&mut Family { text: &mut self.text, name });
         if self.text.len() == head {
-            self.text.truncate(self.start);
+            self.text.truncate(start);
         }
+    }
+
+    /// The whole text.
+    pub fn into_text(self) -> String {
+        self.text
     }
 }
 

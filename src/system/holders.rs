@@ -5,7 +5,8 @@
 //! dead or slow server can't stop the search. It finds a mount in another mount namespace through
 //! the mount table of a process there.
 
-use super::mounts::{MountEntry, mounted_on, mounts, mounts_in, swaps};
+use super::mounts::{MountEntry, mounted_on, mounts, mounts_in};
+use super::swap_areas::swaps;
 use crate::media::process_name;
 use std::collections::BTreeSet;
 use std::fs;

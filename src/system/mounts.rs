@@ -2,7 +2,6 @@
 //!
 //! Invariant: nothing here touches a mounted file system, so a dead server blocks nothing.
 
-use super::swaps::Swapped;
 use crate::media::mounts::unescape;
 pub(crate) use crate::media::mounts::{MountEntry, mounts, mounts_in};
 use std::path::{Path, PathBuf};
@@ -58,40 +57,10 @@ fn parse_hierarchy(line: &str) -> Option<Hierarchy> {
     })
 }
 
-/// The devices and files that the kernel swaps to.
-pub(super) fn swaps() -> Vec<PathBuf> {
-    swap_areas().into_iter().map(|(path, _)| path).collect()
-}
-
-/// As [`swaps`], with how full each is.
-pub(super) fn swap_areas() -> Vec<(PathBuf, Swapped)> {
-    std::fs::read_to_string("/proc/swaps")
-        .map(|text| text.lines().skip(1).filter_map(parse_swap).collect())
-        .unwrap_or_default()
-}
-
-/// `NAME TYPE SIZE USED PRIORITY`, sizes in KiB.
-fn parse_swap(line: &str) -> Option<(PathBuf, Swapped)> {
-    let mut words = line.split_whitespace();
-    let path = unescape(words.next()?);
-    let kib = |word: Option<&str>| Some(word?.parse::<u64>().ok()? << 10);
-    let (size, used) = (kib(words.nth(1))?, kib(words.next())?);
-    Some((path, Swapped { size, used, priority: words.next()?.parse().ok()? }))
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-
-    #[test]
-    fn a_line_of_swap_is_taken_apart() {
-        let line = "/dev/two\\040words                 partition\t4194300\t\t1024\t\t-2";
-        let (path, area) = parse_swap(line).unwrap();
-        assert_eq!(path, Path::new("/dev/two words"));
-        assert_eq!(area, Swapped { size: 4_194_300 << 10, used: 1 << 20, priority: -2 });
-        assert_eq!(parse_swap("/dev/x partition 1"), None);
-    }
 
     #[test]
     fn the_root_is_mounted() {

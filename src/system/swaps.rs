@@ -2,20 +2,9 @@
 
 use super::footprint::field;
 use super::holders::is_same_device;
-use super::mounts::swap_areas;
+use super::swap_areas::{Swapped, swap_areas};
 use std::fs;
 use std::path::Path;
-
-/// How full a swap device is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Swapped {
-    /// Bytes that the kernel may swap out to the device.
-    pub size: u64,
-    /// Bytes that are swapped out to the device.
-    pub used: u64,
-    /// Its priority; the kernel uses higher ones first.
-    pub priority: i64,
-}
 
 /// How full the swap device `device` is; `None` if the kernel does not swap to it.
 pub fn swapped(device: &Path) -> Option<Swapped> {

@@ -2,11 +2,11 @@
 //!
 //! Invariant: what matters most comes first, since a small screen cuts off the end.
 
+use super::look::{Look, short};
 use super::paint::{Line, Style, width};
-use super::render::{Look, short};
 use super::state::{Flow, Rates, Row};
 use crate::BLOCK_SIZE;
-use crate::cli::{adapting, status};
+use crate::cli::{adapting, output, status};
 use crate::config::size::human;
 use crate::control::{Role, Sample};
 use crate::escape::escape;
@@ -235,7 +235,7 @@ impl Teller<'_> {
         text += &format!(", {}/s", human(rates.written_back_bytes_per_s as u64));
         if rates.cleaned_bytes_per_s > 0.0 {
             let left = (dirty as f64 / rates.cleaned_bytes_per_s).min(1e9) as u64;
-            text += &format!(", about {} left", status::duration(left.max(1)));
+            text += &format!(", about {} left", output::duration(left.max(1)));
         }
         text
     }
@@ -256,7 +256,7 @@ impl Teller<'_> {
         let bounds = adapting::bounds(&self.sample.plan);
         let mut lines = self.text("limit", &format!("auto{bounds}: {}", report.why));
         if let Some(Change { from_bytes, to_bytes, unix_s, reason }) = report.last_change {
-            let age = status::duration(self.unix_s.saturating_sub(unix_s));
+            let age = output::duration(self.unix_s.saturating_sub(unix_s));
             let change = format!("{} -> {}, {age} ago", human(from_bytes), human(to_bytes));
             lines.extend(self.text("changed", &format!("{change}: {reason}")));
         }
@@ -280,7 +280,7 @@ impl Teller<'_> {
 
     fn daemon(&self) -> Vec<Line> {
         let Sample { pid, version, restarts, started_unix_s, .. } = self.sample;
-        let up = status::duration(self.unix_s.saturating_sub(*started_unix_s));
+        let up = output::duration(self.unix_s.saturating_sub(*started_unix_s));
         let again = match restarts {
             0 => String::new(),
             1 => ", went on once".into(),

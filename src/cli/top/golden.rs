@@ -1,8 +1,9 @@
 //! Whole screens, compared with those in `tests/golden`. `ZTIER_GOLDEN=write` writes them anew.
 #![allow(clippy::unwrap_used)]
 
+use super::look::Look;
 use super::paint::{plain, width};
-use super::render::{Look, Size, render};
+use super::render::{Size, render};
 use super::state::State;
 use crate::config::{Bounds, Plan};
 use crate::control::Sample;

@@ -13,10 +13,10 @@ mod refill;
 mod spiller;
 mod worker_pool;
 
-use super::contract::{Channel, Device, Extent, ExtentKind, InMemory, IoError, Serving};
+use super::contract::{Channel, Device, Extent, ExtentKind, InMemory, IoError, Serving, inside};
 use super::counters::{Accounts, Counters};
 use super::drives::Alarm;
-use super::front::{Front, inside};
+use super::front::Front;
 use super::precedence::Precedence;
 use super::worker::Worker;
 use crate::BLOCK_SIZE;

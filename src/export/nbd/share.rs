@@ -6,7 +6,6 @@
 //!   clients wait for each other.
 
 use super::proto::MAX_PAYLOAD;
-use super::wire::SEND_AT;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,6 +14,9 @@ use std::time::Duration;
 
 /// Writes, and replies in several chunks, beyond this length are carried out piece by piece.
 pub const PIECE: usize = 1 << 20;
+/// Replies are sent once this many bytes wait, even if more requests are buffered: the client gets
+/// to work while we do. The base of the send buffer also has room for a reply of that length.
+pub const SEND_AT: usize = 128 << 10;
 /// Bytes that a connection takes for a piece in each direction, for what waits to be sent, and for
 /// the heads of chunks.
 pub const PART: usize = 2 * PIECE + SEND_AT + (64 << 10);

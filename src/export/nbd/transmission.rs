@@ -9,8 +9,8 @@
 
 use super::handshake::Agreed;
 use super::proto::{self, Request, chunk, cmd, errno};
-use super::share::{PART, PIECE};
-use super::wire::{AHEAD, Hangup, Hold, Input, Outcome, Output, SEND_AT};
+use super::share::{PART, PIECE, SEND_AT};
+use super::wire::{AHEAD, Hangup, Hold, Input, Outcome, Output};
 use crate::device::{self, Channel, Device, Extent, ExtentKind, IoError};
 use rustix::io::Errno;
 use std::sync::Arc;

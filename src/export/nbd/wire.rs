@@ -10,7 +10,7 @@
 //! - A buffer is larger than its base only while the connection has a part of the memory that all
 //!   clients share; a client that holds up others by it is cut off.
 
-use super::share::{Part, Share, Shares};
+use super::share::{Part, SEND_AT, Share, Shares};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,9 +24,6 @@ pub const AHEAD: usize = 256 << 10;
 /// The rest of a message up to this length moves to the front of the buffer before more is
 /// received, even if the message would fit where it is.
 const MOVE_ALWAYS: usize = 8 << 10;
-/// Replies are sent once this many bytes wait, even if more requests are buffered: the client gets
-/// to work while we do. The base of the send buffer also has room for a reply of that length.
-pub const SEND_AT: usize = 128 << 10;
 const SEND_BASE: usize = 2 * SEND_AT + (64 << 10);
 /// Fewest bytes a second that a client has to move while others wait.
 const LEAST_RATE: usize = 64 << 10;

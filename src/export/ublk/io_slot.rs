@@ -5,12 +5,26 @@
 use super::abi;
 use super::memory::Buffers;
 use super::params::Asked;
-use super::queue::Shape;
 use crate::device::{Channel, DataMover, Device, IoError, Load, Request, Way};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// The properties of a device that its queues need.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub depth: u16,
+    /// The most bytes of one request.
+    pub max_io: usize,
+    /// The daemon moves data by reading and writing the character device; otherwise the kernel
+    /// copies it to and from a buffer of each tag.
+    pub user_copy: bool,
+    /// Commands are plain numbers, as before Linux 6.4.
+    pub plain: bool,
+    /// Offload threads of each queue, for requests that wait for a drive.
+    pub helpers: usize,
+}
 
 pub(super) struct IoSlot {
     queue: u16,

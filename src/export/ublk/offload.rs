@@ -6,7 +6,6 @@
 
 use super::io_slot::IoSlot;
 use super::params::Asked;
-use super::queue::{Answer, Guard};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,6 +16,25 @@ use std::time::Instant;
 
 /// The tag under which a flush comes back: no request has it.
 pub(super) const FLUSH: u16 = u16::MAX;
+
+/// The result of a request for the kernel.
+pub(super) struct Answer {
+    pub tag: u16,
+    pub result: i32,
+}
+
+/// Ends the process when its thread panics.
+pub(super) struct Guard;
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // Without this queue all requests would wait for ever. When the whole process is gone,
+            // the next daemon takes the device over, with every request in it.
+            std::process::abort();
+        }
+    }
+}
 
 struct Job {
     tag: u16,
@@ -150,7 +168,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::device::{Channel, Device, Extent, IoError, Request};
-    use crate::export::ublk::queue::Shape;
+    use crate::export::ublk::io_slot::Shape;
 
     /// Discards of odd blocks fail, flushes succeed.
     struct Picky;

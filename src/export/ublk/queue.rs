@@ -6,9 +6,9 @@
 //! after all that came with it is served.
 
 use super::abi::{self, IoCommand};
-use super::io_slot::IoSlot;
+use super::io_slot::{IoSlot, Shape};
 use super::memory::Descriptors;
-use super::offload::{self, OffloadPool};
+use super::offload::{self, Answer, Guard, OffloadPool};
 use super::params::Asked;
 use crate::device::Device;
 use io_uring::types::{Fd, Fixed, SubmitArgs, Timespec};
@@ -32,27 +32,6 @@ const ANSWER_AFTER: usize = 128 << 10;
 /// and how long it waits for that at most.
 const QUIET: Duration = Duration::from_millis(3);
 const QUIET_AT_LAST: Duration = Duration::from_millis(200);
-
-/// The properties of a device that its queues need.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
-    pub depth: u16,
-    /// The most bytes of one request.
-    pub max_io: usize,
-    /// The daemon moves data by reading and writing the character device; otherwise the kernel
-    /// copies it to and from a buffer of each tag.
-    pub user_copy: bool,
-    /// Commands are plain numbers, as before Linux 6.4.
-    pub plain: bool,
-    /// Offload threads of each queue, for requests that wait for a drive.
-    pub helpers: usize,
-}
-
-/// The result of a request for the kernel.
-pub(super) struct Answer {
-    pub tag: u16,
-    pub result: i32,
-}
 
 /// A queue on its thread.
 pub(super) struct Queue {
@@ -314,19 +293,6 @@ impl Queue {
 pub(super) struct Remains {
     _ring: IoUring,
     _slot: IoSlot,
-}
-
-/// Ends the process when its thread panics.
-pub(super) struct Guard;
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            // Without this queue all requests would wait for ever. When the whole process is gone,
-            // the next daemon takes the device over, with every request in it.
-            std::process::abort();
-        }
-    }
 }
 
 /// A ring for one thread, with the flags that make it cheap, if the kernel has them.

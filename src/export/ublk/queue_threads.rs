@@ -3,7 +3,8 @@
 //! Invariant: a bell that keeps ringing tells threads to end; a thread ends when it has answered
 //! all requests that it took.
 
-use super::queue::{Queue, Remains, Shape};
+use super::io_slot::Shape;
+use super::queue::{Queue, Remains};
 use crate::device::Device;
 use crate::error::{Context, Error, Result};
 use rustix::event::{EventfdFlags, eventfd};

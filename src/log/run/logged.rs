@@ -13,7 +13,6 @@ use super::coalesce::ReadCoalescer;
 use super::event_count::EventCount;
 use super::frequency::FrequencySketch;
 use super::packing::Packing;
-use super::runtime::MOVERS;
 use super::waits::Awaited;
 use super::watched::Watched;
 use super::write_throttle::WriteThrottle;
@@ -34,6 +33,8 @@ use std::time::Duration;
 
 const STRIPES: usize = 256;
 
+/// Threads that carry out a window.
+pub(super) const MOVERS: usize = 4;
 /// Most blocks in the admission queue.
 const WANTED: usize = 1 << 16;
 /// Longest wait of a reader for the stripe of a payload that is being filled, before it looks

@@ -5,7 +5,7 @@
 //! room and rescues a failed log, so it waits for neither.
 
 use super::admission::Admission;
-use super::logged::{Fault, Logged};
+use super::logged::{Fault, Logged, MOVERS};
 use super::planted::{self, Bug};
 use super::waits::{self, Awaited, Role};
 use super::write_throttle::WAY;
@@ -20,8 +20,6 @@ use std::time::Duration;
 
 /// Depth of the log drive's ring, if [`Runtime::start`] makes it.
 const DEPTH: u32 = 32;
-/// Threads that carry out a window.
-pub(super) const MOVERS: usize = 4;
 /// Period of the core's clock tick, and of the checks whether a window is due.
 const TICK: Duration = Duration::from_millis(100);
 /// How long a throttled thread of a window waits before it asks again.

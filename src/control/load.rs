@@ -1,0 +1,37 @@
+//! How many requests a daemon carries out at once, by how long they take.
+
+use super::protocol::Request;
+
+/// The most clients that have a place. Others wait until a silent one is cut off.
+pub(super) const MOST_CLIENTS: usize = 16;
+/// The most drains, and the most changes, that are carried out at once, so that others find a
+/// place.
+pub(super) const MOST_ALIKE: usize = 6;
+const _: () = assert!(MOST_CLIENTS > 2 * MOST_ALIKE);
+
+/// Kinds of requests, by how long they take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// It only reads.
+    Look,
+    /// It takes until the log is drained.
+    Drain,
+    /// It waits for other changes, and for its caller.
+    Change,
+}
+
+impl Kind {
+    /// The kind of `request`.
+    pub fn of(request: &Request) -> Self {
+        match request {
+            Request::Drain => Self::Drain,
+            request if request.changes() => Self::Change,
+            _ => Self::Look,
+        }
+    }
+
+    /// The most requests of this kind that are carried out at once.
+    pub fn most(self) -> usize {
+        if self == Self::Look { MOST_CLIENTS } else { MOST_ALIKE }
+    }
+}
