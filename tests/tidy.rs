@@ -41,7 +41,7 @@ const BESIDE: [&str; 10] = [
 /// those below it, by their names, and nothing else of its engine. Tests may.
 const ROOMS: [(&str, &[&str]); 2] =
     [("log", &["run", "recovery", "core", "disk", "planted"]), ("ram", &["store"])];
-/// Files that use each other in a circle, and why they still do. A new circle, or one file more, is a
+/// Files that use each other in a circle, and why they still do. A new circle, or a file more, is a
 /// fault; a circle that is gone is taken off the list.
 const CIRCLES: [(&str, &[&str], &str); 4] = [
     (
