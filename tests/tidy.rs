@@ -43,7 +43,7 @@ const ROOMS: [(&str, &[&str]); 2] =
     [("log", &["run", "recovery", "core", "disk", "planted"]), ("ram", &["store"])];
 /// Files that use each other in a circle, and why they still do. A new circle, or a file more, is a
 /// fault; a circle that is gone is taken off the list.
-const CIRCLES: [(&str, &[&str], &str); 4] = [
+const CIRCLES: [(&str, &[&str], &str); 2] = [
     (
         "log/core",
         &[
@@ -65,16 +65,6 @@ const CIRCLES: [(&str, &[&str], &str); 4] = [
         "daemon",
         &["limiter", "restoring", "running", "signals", "swap_thread", "swapping", "troubles"],
         "the threads of a daemon hold what it runs, which holds them",
-    ),
-    (
-        "ram/store",
-        &["clean", "read", "recompress", "session", "spill", "write"],
-        "reads, cleaning and clusters share the session that each thread has",
-    ),
-    (
-        "ram",
-        &["demote", "engine", "mempool", "recompress"],
-        "the parts of the engine's state stand beside the methods of the engine that use them",
     ),
 ];
 const LINES_MAX: usize = 800;

@@ -11,10 +11,10 @@
 //!   segment;
 //! - no thread holds a stripe lock or pins an epoch while it waits for the cleaner.
 
-use super::demote::Lower;
+use super::lower::Lower;
 use super::mempool::Mempool;
 use super::policy;
-use super::recompress::Recompression;
+use super::recompression::Recompression;
 use super::spill::SpillTo;
 use crate::BLOCK_SIZE;
 use crate::error::Result;

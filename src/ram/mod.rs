@@ -7,10 +7,13 @@
 
 mod demote;
 mod engine;
+mod lower;
 mod mempool;
 pub mod policy;
 mod recompress;
+mod recompression;
 mod refaults;
+mod refill;
 mod seek_cost;
 mod spill;
 pub mod store;
@@ -18,5 +21,6 @@ mod write_budget;
 
 pub use demote::Unread;
 pub use engine::{NoSpace, Ram};
-pub use recompress::{Pass, Recompress, RecompressCounts, Recompressed};
+pub use recompress::{Pass, Recompressed};
+pub use recompression::{Recompress, RecompressCounts};
 pub use spill::{SpillCounts, SpillTo};

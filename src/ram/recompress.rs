@@ -13,62 +13,13 @@
 
 use super::engine::Ram;
 use super::policy;
+use super::recompression::{RecompressCounts, Recompression, Work};
 use crate::codec::together;
 use crate::media::budget::Taker;
 use crate::ram::store::segment::Sealed;
-use crate::ram::store::{Cleaned, Ended, How, Pack, Session, Tried};
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use serde::{Deserialize, Serialize};
+use crate::ram::store::{Cleaned, Ended, How, Session, Tried};
+use crate::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
-
-/// When cold data is recompressed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Recompress {
-    /// When the volume and the machine are idle, and before data is spilled: the default.
-    #[default]
-    Idle,
-    /// Only on a user's request.
-    Off,
-}
-
-/// Costs of recompression, and blocks that left clusters again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RecompressCounts {
-    /// Blocks that left their clusters because they were read again.
-    pub promoted: u64,
-    /// Nanoseconds that recompression took.
-    pub spent_ns: u64,
-}
-
-/// State of recompression, and its recent results.
-#[derive(Default)]
-pub(super) struct Recompression {
-    work: Mutex<Option<Work>>,
-    by_itself: AtomicBool,
-    promoted: AtomicU64,
-    spent_ns: AtomicU64,
-}
-
-struct Work {
-    pack: Pack,
-    /// Segments in a row for which nothing paid.
-    in_vain: u32,
-    /// The count of segments opened by writers at which recompression is tried again.
-    rests_until: u64,
-}
-
-impl Recompression {
-    pub(super) fn count_promoted(&self) -> u64 {
-        self.promoted.fetch_add(1, Ordering::Relaxed)
-    }
-
-    fn count_spent(&self, since: Instant) {
-        let spent = since.elapsed().as_nanos() as u64;
-        self.spent_ns.fetch_add(spent, Ordering::Relaxed);
-    }
-}
 
 /// The progress of a pass over all segments.
 #[derive(Clone, Copy, Debug)]
@@ -292,20 +243,5 @@ impl Ram {
         let Some(mut work) = self.recompression().work.try_lock() else { return false };
         let Some(Work { pack, .. }) = &mut *work else { return false };
         self.store().end_pack(pack)
-    }
-}
-
-impl Work {
-    /// Updates the counts of vain tries after a segment was tried.
-    fn note(&mut self, tried: &Tried, opened: u64) {
-        if tried.blocks > 0 {
-            self.in_vain = 0;
-        } else if tried.in_vain > 0 {
-            self.in_vain += 1;
-        }
-        if self.in_vain >= policy::HOPELESS_SEGMENTS {
-            self.in_vain = 0;
-            self.rests_until = opened + u64::from(policy::HOPELESS_SEGMENTS);
-        }
     }
 }

@@ -12,7 +12,7 @@
 //! - a part names its segment, so it is never taken for another one's.
 
 use super::format::{HEADER, Home, Location};
-use super::spill::Below;
+use super::window::Below;
 use super::window::{Order, Part, Windows};
 use super::{Session, Store};
 use crate::BLOCK_SIZE;

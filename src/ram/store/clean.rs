@@ -8,9 +8,10 @@
 //! Clusters are the exception if not all of their blocks are live (`recompress.rs`): the cleaner
 //! makes them anew of the live blocks, because otherwise the garbage in them would stay.
 
+use super::cluster::Cluster;
 use super::format::{Entry, HEADER, Header, Location};
 use super::planted::{Bug, on};
-use super::recompress::Cluster;
+use super::records::{Records, Which};
 use super::segment::{BYTES_PER_SEGMENT, Freed, Sealed};
 use super::{Retired, Session, Store};
 use crate::media::budget::Taker;
@@ -281,46 +282,5 @@ impl Store {
         let has_frame = |retired: &&(u32, _)| self.segments.frame(retired.0).is_some();
         let frames = retired.segments.iter().filter(has_frame).count() + retired.frames.len();
         frames as u64 * u64::from(self.shape.segment)
-    }
-}
-
-/// Which live records to move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Which {
-    /// All of them; hot records stay hot.
-    All,
-    /// Only the hot ones; they become cold.
-    Hot,
-}
-
-/// The records of a segment, in order. Ends at the segment's end, or where the chain of lengths is
-/// broken: records behind that cannot be found this way.
-pub(super) struct Records<'a> {
-    bytes: &'a [u8],
-    offset: u32,
-    segment: u32,
-}
-
-impl<'a> Records<'a> {
-    /// The records of `segment`, whose bytes are `bytes`.
-    pub(super) fn of(segment: u32, bytes: &'a [u8]) -> Self {
-        Self { bytes, offset: 0, segment }
-    }
-}
-
-impl Iterator for Records<'_> {
-    type Item = (Header, Location);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let rest = self.bytes.get(self.offset as usize..)?;
-        let header = Header::decode(*rest.first_chunk::<HEADER>()?)?;
-        let parts = header.coding.parts();
-        let at = Location { segment: self.segment, offset: self.offset, len: header.len, parts };
-        let end = self.offset + at.record_len();
-        if end as usize > self.bytes.len() {
-            return None;
-        }
-        self.offset = end;
-        Some((header, at))
     }
 }

@@ -298,3 +298,20 @@ impl std::fmt::Debug for Pool {
         f.debug_struct("Pool").finish_non_exhaustive()
     }
 }
+
+/// A cluster's record in the bytes of a segment that is being cleaned.
+pub(super) struct Cluster<'a> {
+    pub(super) header: &'a Header,
+    pub(super) at: Location,
+    /// All bytes of the segment.
+    pub(super) bytes: &'a [u8],
+    /// The segment's sequence.
+    pub(super) sequence: u64,
+}
+
+impl Cluster<'_> {
+    /// The bytes of the record.
+    pub(super) fn record(&self) -> &[u8] {
+        &self.bytes[self.at.offset as usize..][..self.at.record_len() as usize]
+    }
+}

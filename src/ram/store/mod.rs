@@ -34,21 +34,25 @@ pub mod log;
 pub mod planted;
 mod read;
 mod recompress;
+mod records;
 mod recount;
 pub mod segment;
 mod session;
 pub mod slots;
 mod spill;
 pub mod thread_counters;
+mod version;
 mod window;
 mod write;
 
 pub use clean::Cleaned;
 pub use freed::{FreedBits, has_freed};
-pub use read::{Stopped, Version, Why};
+pub use read::{Stopped, Why};
 pub use recompress::{Ended, How, Pack, Tried};
 pub use session::{ReadAgain, Session};
-pub use spill::{Below, Going, Spilled, Survey};
+pub use spill::{Going, Spilled, Survey};
+pub use version::Version;
+pub use window::Below;
 pub use write::{Blocked, Progress};
 
 use crate::GROUP;

@@ -6,7 +6,8 @@
 use super::format::{Entry, HEADER, Header, Home, Location};
 use super::segment::Place;
 use super::session::ReadAgain;
-use super::spill::Below;
+use super::version::Version;
+use super::window::Below;
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
 use crate::codec::{Codec, fill};
@@ -28,22 +29,6 @@ pub enum Why {
     Damaged,
     /// Its record is in a slot; read it after [`Store::bring`](super::Store::bring).
     Below(Below),
-}
-
-/// The state of a block when it was read. Equal versions have equal content. An entry alone would
-/// not do: a segment's number is reused, with other records at the same places.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Version {
-    pub(super) home: Home,
-    /// The segment's sequence; 0 outside of any existing segment.
-    pub(super) sequence: u64,
-}
-
-impl Version {
-    /// Bytes of its record that the block owns.
-    pub(super) fn share(self) -> u32 {
-        if let Home::Record(at) = self.home { at.share() } else { 0 }
-    }
 }
 
 impl Store {

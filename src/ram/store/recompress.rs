@@ -15,13 +15,13 @@
 //! - a thread is not pinned while it compresses;
 //! - one [`Pack`] fills a segment of clusters, and seals it before another thread can claim it.
 
-use super::clean::{Records, Which};
-use super::cluster::{ClusterBuilder, Packed, Pool, group_of, owners_of};
+use super::cluster::{Cluster, ClusterBuilder, Packed, Pool, group_of, owners_of};
 use super::format::{Entry, HEADER, Header, Home, Location, check_word};
 use super::log::Reservation;
 use super::planted::{Bug, on};
-use super::read::Version;
+use super::records::{Records, Which};
 use super::segment::{BYTES_PER_SEGMENT, Place, Sealed};
+use super::version::Version;
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
 use crate::codec::CLUSTER;
@@ -567,22 +567,6 @@ impl Store {
             count_moved(session, live, packed.record_len);
         }
         Some(installed)
-    }
-}
-
-/// A cluster's record in the bytes of a segment that is being cleaned.
-pub(super) struct Cluster<'a> {
-    pub(super) header: &'a Header,
-    pub(super) at: Location,
-    /// All bytes of the segment.
-    pub(super) bytes: &'a [u8],
-    /// The segment's sequence.
-    pub(super) sequence: u64,
-}
-
-impl Cluster<'_> {
-    fn record(&self) -> &[u8] {
-        &self.bytes[self.at.offset as usize..][..self.at.record_len() as usize]
     }
 }
 

@@ -1,17 +1,28 @@
 //! The state that one thread needs to use a store: its place in the epochs, its codec, its scratch
 //! memory, its counters. Allocates only when it is made.
 
+use super::Store;
 use super::epoch::Participant;
 use super::format::RECORD_MAX;
 use super::thread_counters::ThreadCounters;
-use super::write::Staged;
-use super::{Store, Version};
+use super::version::Version;
 use crate::BLOCK_SIZE;
 use crate::GROUP;
-use crate::codec::Codec;
+use crate::codec::{Codec, Coding};
 use crate::stats::Counts;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// A block that is encoded and not committed yet.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Staged {
+    /// The repeated word; `None` for a record of `record_len` bytes in the session's scratch
+    /// memory.
+    pub(super) same: Option<u32>,
+    pub(super) record_len: u32,
+    pub(super) coding: Option<Coding>,
+    pub(super) digest: u32,
+}
 
 /// One thread's access to a [`Store`].
 pub struct Session {

@@ -17,38 +17,19 @@
 //! Invariant: a thread that waits for a device has no epoch pinned, and holds no lock but that of
 //! the window it fills, which all other readers skip.
 
-use super::clean::{Cleaned, Records, Which};
+use super::clean::Cleaned;
 use super::format::{Entry, HEADER, Location};
 use super::planted::{Bug, on};
 use super::read::Why;
+use super::records::{Records, Which};
 use super::segment::Sealed;
 use super::session::ReadAgain;
-use super::window::{Order, Part, Windows};
+use super::window::{Below, Windows};
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
 use crate::media::ALIGN;
 use crate::media::budget::Taker;
 use crate::stats::Counts;
-
-/// A part of a slot that has to be read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Below {
-    /// The slot.
-    pub slot: u32,
-    /// The block that needs it.
-    pub(super) block: u64,
-    pub(super) order: Order,
-}
-
-impl Below {
-    /// The needed part alone, without neighbours; `None` where that is all.
-    pub fn alone(&self) -> Option<Self> {
-        let Order { part: Part { name, range }, needed } = &self.order;
-        let part = Part { name: *name, range: needed.clone() };
-        let order = Order { part, needed: needed.clone() };
-        (range != needed).then_some(Self { order, ..*self })
-    }
-}
 
 /// A claimed segment that is being spilled, and the slot taken for it.
 #[derive(Debug)]

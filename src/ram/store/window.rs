@@ -135,6 +135,26 @@ impl std::fmt::Debug for Window {
     }
 }
 
+/// A part of a slot that has to be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Below {
+    /// The slot.
+    pub slot: u32,
+    /// The block that needs it.
+    pub(super) block: u64,
+    pub(super) order: Order,
+}
+
+impl Below {
+    /// The needed part alone, without neighbours; `None` where that is all.
+    pub fn alone(&self) -> Option<Self> {
+        let Order { part: Part { name, range }, needed } = &self.order;
+        let part = Part { name: *name, range: needed.clone() };
+        let order = Order { part, needed: needed.clone() };
+        (range != needed).then_some(Self { order, ..*self })
+    }
+}
+
 impl Windows {
     /// Empty windows for slots of `segment` bytes, below a `limit` on memory.
     pub(super) fn new(segment: u32, limit: u64) -> Self {

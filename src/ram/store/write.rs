@@ -5,24 +5,14 @@ use super::freed::keep;
 use super::index::Retained;
 use super::log::Reservation;
 use super::planted::{Bug, on};
-use super::read::Version;
+use super::session::Staged;
 use super::thread_counters::count_block;
+use super::version::Version;
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
 use crate::GROUP;
-use crate::codec::{Coding, Encoded};
+use crate::codec::Encoded;
 use crate::stats::Counts;
-
-/// A block that is encoded and not committed yet.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Staged {
-    /// The repeated word; `None` for a record of `record_len` bytes in the session's scratch
-    /// memory.
-    same: Option<u32>,
-    record_len: u32,
-    coding: Option<Coding>,
-    digest: u32,
-}
 
 /// Why a commit stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
