@@ -22,6 +22,7 @@ mod making;
 pub mod memory_holder;
 mod notify;
 mod opening;
+mod presence;
 pub mod process;
 mod relog;
 mod resident;

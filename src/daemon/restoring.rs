@@ -2,24 +2,12 @@
 //! of temporary files.
 
 use super::log;
-use super::process::RESTORE;
+use super::presence::Presence;
 use super::running::Running;
-use super::state::Lock;
 use crate::control::{Handler, Server};
 use crate::error::{Context, Result};
 use crate::private;
 use std::sync::Arc;
-
-/// The open files of a daemon in the run directory.
-pub(super) struct Presence {
-    pub control: Server,
-    pub lock: Lock,
-}
-
-/// The signal on which a daemon checks its files.
-pub(super) fn signal() -> i32 {
-    RESTORE.as_raw()
-}
 
 impl Running {
     /// Makes removed files anew. Failures are logged, and the next signal tries again.

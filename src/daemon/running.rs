@@ -4,7 +4,7 @@ use super::freed_slots::FreedSlots;
 use super::limiter::Limiter;
 use super::making::{self, Made};
 use super::memory_holder::MemoryHolder;
-use super::restoring::Presence;
+use super::presence::Presence;
 use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
 use super::swap_thread::SwapThread;

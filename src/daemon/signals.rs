@@ -2,7 +2,8 @@
 //!
 //! SIGHUP is caught and ignored: closing a terminal must not take a disk from its users.
 
-use super::{log, restoring};
+use super::log;
+use super::process::RESTORE;
 use crate::error::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -26,12 +27,13 @@ pub enum Event {
     Abandoned,
 }
 
-/// Starts a thread that sends an event for every SIGTERM, SIGINT and [`restoring::signal`].
+/// Starts a thread that sends an event for every SIGTERM, SIGINT and [`RESTORE`], on which a daemon checks
+/// its files.
 ///
 /// # Errors
 /// The signals can't be caught.
 pub fn watch(events: SyncSender<Event>) -> Result<()> {
-    let restore = restoring::signal();
+    let restore = RESTORE.as_raw();
     let mut signals =
         Signals::new([SIGTERM, SIGINT, SIGHUP, restore]).context("cannot catch signals")?;
     thread::Builder::new()

@@ -12,12 +12,6 @@ use crate::log::planted::{self, Bug};
 use crate::media::{ALIGN, Buffer};
 use std::sync::Arc;
 
-/// Most bytes in a chunk.
-pub const CHUNK_MAX: u32 = 1 << 20;
-/// A segment with less room than this is finished: the smallest chunk with one incompressible
-/// block.
-pub const CHUNK_MIN: u32 = 8192;
-
 /// A chunk that takes changes.
 pub struct Open {
     /// The segment that it is in.
@@ -372,6 +366,7 @@ pub fn read_entries(header: &Header, table: &[u8]) -> Option<Vec<Entry>> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::options::CHUNK_MIN;
     use super::*;
     use crate::log::disk::format::crc;
 

@@ -12,10 +12,14 @@
 //! time. Discarded ranges stay known as long as older records that they hide. Copies take no room
 //! that changes need.
 
+use super::answer::{Found, Reading};
 use super::chunk::Open;
 use super::map::Place;
-use super::state::{Core, Found, RESERVE, Reading, Segment};
-use super::window::After;
+use super::options::RESERVE;
+use super::release::{Release, Token};
+use super::segment::Segment;
+use super::state::Core;
+use super::window_state::After;
 use crate::log::disk::format::{Data, Entry, Kind, crc};
 use crate::log::planted::{self, Bug, mark, visit};
 use std::collections::VecDeque;
@@ -30,28 +34,6 @@ const FULL_PERCENT: u64 = 70;
 const BUSY_PERCENT: u64 = 50;
 /// A release frees at least 1 / `PART` of the log, if the log has that many clean segments.
 const PART: u64 = 16;
-
-/// When content was read: valid until a window is written back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Token(u64);
-
-/// How the oldest segments leave the log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Release {
-    #[default]
-    Idle,
-    /// The index forgets the ranges before segment `to`.
-    Retiring { to: u64 },
-    /// The index forgets the blocks before segment `to`, from block `at` on.
-    Forgetting { to: u64, at: u64 },
-    /// All segments that are written back are dropped at once, because changes need their room:
-    /// first the ranges, then what the index names, from block `at` on.
-    Dropping { at: Option<u64> },
-    /// The superblock with the new tail is written.
-    Moving { to: u64 },
-    /// Readers still hold slots before segment `to`.
-    Leaving { to: u64 },
-}
 
 /// Counts one entry of the index more, or less, in its segment and in `dirty`.
 fn count(

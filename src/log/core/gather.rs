@@ -9,7 +9,8 @@
 
 use super::chunk::read_table;
 use super::holes::Tombstone;
-use super::window::{Part, Planned};
+use super::judging::Part;
+use super::window_state::Planned;
 use crate::intervals::Intervals;
 use crate::log::disk::format::{Data, Entry, HEADER, Header, Kind};
 use crate::log::planted::{self, Bug, mark, visits};
@@ -231,9 +232,11 @@ fn read_chunk(
 #[cfg(all(test, not(miri), not(shuttle)))]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::answer::Refused;
     use super::super::fill::Fills;
     use super::super::kept::Kept;
-    use super::super::state::{Core, Options, Refused};
+    use super::super::options::Options;
+    use super::super::state::Core;
     use super::super::writeback::Writeback;
     use super::*;
     use crate::BLOCK_SIZE;

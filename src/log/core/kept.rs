@@ -13,9 +13,9 @@
 //! has. A payload counts only if it has the recorded CRC, so a payload that was not filled does not
 //! count.
 
-use super::chunk::CHUNK_MAX;
 use super::fill::Filling;
-use super::state::{MEMORY_MAX, Options};
+use super::options::CHUNK_MAX;
+use super::options::{MEMORY_MAX, Options};
 use crate::error::{Error, Result};
 use crate::log::disk::format::{
     CLUSTER, Data, ENTRY, Entry, GRANULE, HEADER, Kind, Superblock, crc,

@@ -6,9 +6,10 @@
 //! chunks are durable. So a process that dies meanwhile leaves the same again, and a power cut
 //! leaves a state that the volume once had.
 
+use super::answer::Refused;
 use super::chunk::{Closing, Sealed};
 use super::kept::Left;
-use super::state::{Core, Refused};
+use super::state::Core;
 use crate::log::planted::{self, Bug, mark};
 use crate::stats::LogStats;
 

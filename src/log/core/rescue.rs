@@ -8,102 +8,19 @@
 //! written, the log takes nothing. It tries again every few seconds, because a drive that was gone
 //! for a while may come back.
 
-use super::holes::{Hole, Holes, Record, Tombstone};
+use super::holes::{Hole, Holes, Tombstone};
 use super::map::{Map, Place};
+use super::rescue_state::{Lost, PATIENCE, Stage, merge};
 use super::rewrite::next_epoch;
-use super::state::{Core, Refused};
-use super::window::{After, Plan, Planned, STEP};
+use super::state::Core;
+use super::window_state::{After, Plan, Planned, STEP};
 use crate::log::disk::format::{Data, Kind, LOST_MAX, Tail};
 use crate::log::planted::{self, Bug, mark, visits};
 use crate::media::{Buffer, ChangeCounter};
-use std::collections::BTreeSet;
 use std::sync::Arc;
-
-/// Failed windows in a row after which requests no longer wait, but fail.
-const PATIENCE: u32 = 3;
 
 /// Milliseconds until a failed write of the superblocks is tried again.
 const RETRY_MS: u64 = 5000;
-
-/// How far a rescue is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Stage {
-    /// The durable content of the log is written back.
-    #[default]
-    Log,
-    /// The superblocks are written that say that the log is spent.
-    Marking,
-    /// Content that is only in memory is written back.
-    Memory,
-    /// Writes go to the backing store.
-    Through,
-    /// The log takes nothing more.
-    Stranded,
-}
-
-/// The state of a rescue.
-#[derive(Debug, Default)]
-pub(super) struct Rescue {
-    stage: Stage,
-    /// Segments before this one are in the backing store.
-    next: u64,
-    /// Discards in segments from `next` on whose records cannot be read any more.
-    stones: BTreeSet<Tombstone>,
-    /// Blocks whose record cannot be read any more.
-    lost: BTreeSet<u64>,
-    /// Blocks whose last durable record cannot be read any more, and that have a newer record in
-    /// memory: lost if power fails before that record is in the backing store.
-    owed: BTreeSet<u64>,
-    /// Windows that have failed in a row.
-    failures: u32,
-    /// The epoch that begins where the log is spent. Each attempt uses the same one: kept memory
-    /// notes only the last few epochs, and must know the one that is on the drive.
-    epoch: Option<u64>,
-    /// The superblocks could not be written.
-    unmarkable: bool,
-    /// When that write failed, in milliseconds.
-    unmarkable_ms: u64,
-}
-
-/// A search for blocks that cannot be read any more: see [`Core::more_lost`].
-#[derive(Debug, Default)]
-pub struct Lost {
-    found: Vec<(u64, u64)>,
-    /// Where the search goes on: at this block for single blocks, at this record for ranges.
-    block: u64,
-    record: Record,
-    /// The rest of the range at work.
-    range: Option<(u64, u64)>,
-}
-
-impl Lost {
-    /// The blocks that were found, as first block and count, in order and joined.
-    pub fn ranges(self) -> Vec<(u64, u64)> {
-        merge(self.found)
-    }
-}
-
-impl Rescue {
-    /// How the log refuses a change.
-    pub(super) fn refusal(&self) -> Refused {
-        match self.stage {
-            Stage::Through => Refused::Through,
-            Stage::Log | Stage::Marking | Stage::Memory if self.failures < PATIENCE => {
-                Refused::Full
-            }
-            _ => Refused::Failed,
-        }
-    }
-
-    pub(super) fn is_through(&self) -> bool {
-        self.stage == Stage::Through
-    }
-
-    /// Whether the rescue is at work: neither complete nor stranded.
-    pub(super) fn is_at_work(&self) -> bool {
-        !matches!(self.stage, Stage::Through | Stage::Stranded)
-    }
-}
 
 impl Core {
     /// Whether writes go to the backing store, because the log has failed.
@@ -423,19 +340,4 @@ impl Core {
         (self.first, self.forced) = (self.sb.tail.segment, self.sb.tail.segment);
         (self.written, self.dirty) = (self.first, 0);
     }
-}
-
-/// Sorts and joins ranges of first block and count.
-fn merge(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
-    ranges.sort_unstable();
-    let mut merged: Vec<(u64, u64)> = Vec::new();
-    for (block, count) in ranges {
-        match merged.last_mut() {
-            Some((first, known)) if *first + *known >= block => {
-                *known = (*known).max(block + count - *first);
-            }
-            _ => merged.push((block, count)),
-        }
-    }
-    merged
 }

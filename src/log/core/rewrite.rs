@@ -4,9 +4,11 @@
 //! after a superblock names that epoch, so whatever the drive kept of the first attempt never
 //! counts; chunks keep their order and what they change.
 
+use super::answer::Refused;
 use super::chunk::{Closing, Open, Sealed};
-use super::state::{Core, Refused, Segment};
-use super::window::After;
+use super::segment::Segment;
+use super::state::Core;
+use super::window_state::After;
 use crate::log::disk::format::{EPOCHS_MAX, Epoch, Header, LOST_MAX};
 use crate::log::planted::{self, Bug, mark};
 use crate::media::Buffer;

@@ -12,140 +12,28 @@
 //! reused only when nothing needs its content: its changes are durable in the backing store, a
 //! durable superblock says so, and no reader holds a pin.
 
-use super::checkpoint::Checkpoint;
-use super::chunk::{CHUNK_MAX, CHUNK_MIN, Closing, Open, Payload, Sealed};
-use super::commit::Commit;
-use super::copies::Release;
+use super::answer::{Found, Reading, Refused};
+use super::checkpoint_state::Checkpoint;
+use super::chunk::{Closing, Open, Payload, Sealed};
+use super::commit_state::Commit;
 use super::fill::Fills;
 use super::holes::{Hole, Holes};
 use super::kept::Kept;
 use super::map::{Map, Place};
-use super::rescue::Rescue;
+use super::options::{CHUNK_MAX, CHUNK_MIN};
+use super::options::{MEMORY_MAX, Options, RESERVE};
+use super::release::Release;
+use super::rescue_state::Rescue;
+use super::segment::Segment;
 use super::summary::Summaries;
-use super::window::{After, Window};
+use super::window_state::{After, Window};
 use crate::log::disk::format::{CLUSTER, Data, Entry, Epoch, Kind, Seed, Superblock, crc};
 use crate::log::planted::mark;
 use crate::stats::LogStats;
 use std::collections::VecDeque;
 
-/// Segments that only the core itself may open, for records that it appends to make room.
-pub(super) const RESERVE: u64 = 2;
-
 /// Most blocks, and most ranges, that the index forgets in one discard.
 const DISCARDED: usize = if cfg!(sim) { 4 } else { 1024 };
-
-/// Largest [`Options::memory`], in bytes.
-pub const MEMORY_MAX: u64 = 64 << 20;
-
-/// Settings of a log.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// Most bytes in the log's memory that are not durable; the log commits by itself at three
-    /// quarters of it.
-    pub memory: u64,
-    /// Most bytes of segments in one window of writeback.
-    pub window: u64,
-    /// Milliseconds without a change after which the log commits by itself.
-    pub idle_ms: u64,
-    /// Least bytes of chunks between two checkpoints; 0: no checkpoints.
-    pub checkpoint: u64,
-    /// How long a commit waits at most for the flushers that the last commit served: the time that
-    /// the last commit took, divided by this; 0: it does not wait.
-    pub gather_part: u64,
-    /// Percent of the log that may hold copies of the backing store's blocks; 0: none.
-    pub keep_percent: u64,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            memory: 64 << 20,
-            window: 64 << 20,
-            idle_ms: 1000,
-            checkpoint: 4 << 30,
-            gather_part: 8,
-            keep_percent: 0,
-        }
-    }
-}
-
-impl Options {
-    /// These options, fitted to a log: in a small log only a part may wait to become durable,
-    /// because writeback takes durable segments only.
-    #[must_use]
-    pub fn fitted(self, sb: &Superblock) -> Self {
-        let part = (sb.segments / 8).max(2) * u64::from(sb.segment);
-        Self { memory: self.memory.min(part), ..self }
-    }
-}
-
-/// Why a change was not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// No room until a commit or writeback makes some, or while a failed log is written back: try
-    /// again.
-    #[error("the log is full")]
-    Full,
-    /// The log has failed, and the backing store has all of it: write there.
-    #[error("the log has failed, and writes go to the backing store")]
-    Through,
-    /// The log's drive failed; the log takes nothing more.
-    #[error("the log has failed")]
-    Failed,
-}
-
-/// Where a block's current content is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
-    /// The block is all zeros.
-    Zeros,
-    /// In memory: the payload, of this kind, was copied out.
-    Memory(Kind),
-    /// The writer has reserved the place but not filled it yet, so the write is not acknowledged:
-    /// wait for the writer, then look again.
-    Filling,
-    /// On the log's drive. A pin keeps the payload there until [`Core::release`].
-    Log(Reading),
-    /// The backing store has the block's current content.
-    Backing,
-    /// The content was damaged in the log before it reached the backing store.
-    Lost,
-    /// In the same payload as the block before, a cluster; this is the block's own check word.
-    Before(u32),
-}
-
-/// A payload to read from the log's drive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reading {
-    /// Offset on the drive, in bytes; not aligned.
-    pub at: u64,
-    /// Length in bytes.
-    pub len: u32,
-    /// How to decode it.
-    pub kind: Kind,
-    /// Its check word.
-    pub check: u32,
-    /// The seed of that check word.
-    pub seed: Seed,
-}
-
-/// A segment in use.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::log) struct Segment {
-    pub epoch: u64,
-    /// Number of its first chunk, or of the next one if it has none.
-    pub chunk: u64,
-    /// CRC of the header before that chunk.
-    pub prev: u32,
-    /// Bytes that its chunks take.
-    pub used: u32,
-    /// Readers that pin the segment.
-    pub pins: u32,
-    /// Blocks whose newest change is in this segment.
-    pub changes: u32,
-    /// It takes no more chunks.
-    pub finished: bool,
-}
 
 /// The state machine of a log.
 pub struct Core {

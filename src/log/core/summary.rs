@@ -5,7 +5,8 @@
 //! the chunks' tables, so without it recovery reads those; recovery believes it only for chunks
 //! that were certainly durable.
 
-use super::chunk::{CHUNK_MAX, Sealed, read_entries};
+use super::chunk::{Sealed, read_entries};
+use super::options::CHUNK_MAX;
 use crate::log::disk::format::{ENTRY, Entry, Header};
 use crate::log::planted::mark;
 

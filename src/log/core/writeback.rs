@@ -9,7 +9,7 @@
 
 use super::command::{Command, Device, Op, Outcome};
 use super::gather::Gathering;
-use super::window::{Ended, Plan, Planned};
+use super::window_state::{Ended, Plan, Planned};
 use crate::BLOCK_SIZE;
 use crate::codec::{Algorithm, Codec};
 use crate::log::disk::cluster::Unpacked;

@@ -7,7 +7,7 @@
 use super::step::Step;
 use crate::log::core::holes::{Hole, Holes};
 use crate::log::core::map::{Map, Packed, Pages};
-use crate::log::core::state::Segment;
+use crate::log::core::segment::Segment;
 use crate::log::disk::checkpoint_page::{Content, Front, ITEM, chain, check_of, get8};
 use crate::log::disk::format::{Kind, Pointer, Superblock};
 use crate::log::planted::{self, Bug, mark, visit};

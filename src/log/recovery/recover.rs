@@ -9,7 +9,7 @@ use super::load::{Loaded, load, usable};
 use super::report::{Accepted, Report};
 use super::step::Step;
 use super::walk::Walk;
-use crate::log::core::state::Segment;
+use crate::log::core::segment::Segment;
 use crate::log::core::{Core, Kept, Options};
 use crate::log::disk::format::{
     DATA_MIN, Data, Entry, Epoch, Header, IDENTITY, Kind, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX,

@@ -5,9 +5,11 @@
 //! written. Reading ahead and summaries change how fast a result comes, never the result.
 
 use super::report::Report;
-use crate::log::core::chunk::{CHUNK_MIN, read_table};
-use crate::log::core::commit::{JOINED, REWRITES};
-use crate::log::core::state::{MEMORY_MAX, Segment};
+use crate::log::core::chunk::read_table;
+use crate::log::core::commit::JOINED;
+use crate::log::core::commit_state::REWRITES;
+use crate::log::core::options::{CHUNK_MIN, MEMORY_MAX};
+use crate::log::core::segment::Segment;
 use crate::log::core::summary::Summary;
 use crate::log::disk::format::{
     Data, ENTRY, Entry, HEADER, Header, Kind, Pointer, Seed, Sums, Superblock,
