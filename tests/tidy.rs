@@ -45,8 +45,8 @@ const ROOMS: [(&str, &[&str]); 2] =
 /// fault; a circle that is gone is taken off the list.
 const CIRCLES: [(&str, &[&str], &str); 1] = [(
     "daemon",
-    &["limiter", "restoring", "running", "signals", "swap_thread", "swapping", "troubles"],
-    "the threads of a daemon hold what it runs, which holds them",
+    &["limiter", "running", "swap_thread", "swapping"],
+    "a daemon holds its threads, which hold the daemon that they work for",
 )];
 const LINES_MAX: usize = 800;
 const COLUMNS_MAX: usize = 100;

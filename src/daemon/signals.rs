@@ -27,8 +27,8 @@ pub enum Event {
     Abandoned,
 }
 
-/// Starts a thread that sends an event for every SIGTERM, SIGINT and [`RESTORE`], on which a daemon checks
-/// its files.
+/// Starts a thread that sends an event for every SIGTERM, SIGINT and [`RESTORE`], on which a daemon
+/// checks its files.
 ///
 /// # Errors
 /// The signals can't be caught.
