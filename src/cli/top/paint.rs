@@ -3,6 +3,8 @@
 //! Invariant: text from outside (names, paths, a daemon's answers) can't steer the terminal: a
 //! piece has no control characters.
 
+use anstyle::AnsiColor;
+
 /// The style of a piece of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
@@ -79,34 +81,33 @@ pub fn paint(line: &Line, columns: usize, colours: bool) -> String {
     let mut used = 0;
     for (style, text) in line {
         used += width(text);
-        let code = code(*style, colours);
-        if code.is_empty() {
-            out.push_str(text);
-        } else {
-            out += &format!("\x1b[{code}m{text}\x1b[0m");
-        }
+        let shown = shown(*style, colours);
+        out += &format!("{shown}{text}{shown:#}");
     }
     let chosen = line.iter().any(|(style, _)| *style == Style::Chosen);
     let rest = " ".repeat(columns.saturating_sub(used));
-    out + &if chosen { format!("\x1b[7m{rest}\x1b[0m") } else { rest }
+    let shown = shown(if chosen { Style::Chosen } else { Style::Plain }, colours);
+    out + &format!("{shown}{rest}{shown:#}")
 }
 
-/// The code of a style for a terminal. Without colours, troubles are bold and the selection is
-/// reversed.
-fn code(style: Style, colours: bool) -> &'static str {
+/// How a terminal shows a style. Without colours, troubles are bold and the selection is reversed.
+fn shown(style: Style, colours: bool) -> anstyle::Style {
+    let plain = anstyle::Style::new();
+    let in_colour = |colour: AnsiColor| match colours {
+        true => plain.fg_color(Some(colour.into())),
+        false => plain,
+    };
     match style {
-        Style::Plain => "",
-        Style::Head => "1",
-        Style::Chosen => "7",
-        Style::Label if colours => "2",
-        Style::Bad if colours => "1;31",
-        Style::Bad => "1",
-        Style::Warn if colours => "33",
-        Style::Ram if colours => "36",
-        Style::Log if colours => "35",
-        Style::Spill if colours => "33",
-        Style::Backing if colours => "34",
-        _ => "",
+        Style::Plain => plain,
+        Style::Head => plain.bold(),
+        Style::Chosen => plain.invert(),
+        Style::Label if colours => plain.dimmed(),
+        Style::Label => plain,
+        Style::Bad => in_colour(AnsiColor::Red).bold(),
+        Style::Warn | Style::Spill => in_colour(AnsiColor::Yellow),
+        Style::Ram => in_colour(AnsiColor::Cyan),
+        Style::Log => in_colour(AnsiColor::Magenta),
+        Style::Backing => in_colour(AnsiColor::Blue),
     }
 }
 
