@@ -320,7 +320,15 @@ fn help_manual_and_completions() {
     sandbox.ztier(&["man", &pages.display().to_string()]).ok();
     let page = fs::read_to_string(pages.join("ztier-up.1")).unwrap();
     assert!(page.contains("ram\\-limit"), "{page}");
-    for (page, part) in [("ztier-top.1", "interval"), ("ztier-metrics.1", "listen")] {
+    let pairs = [
+        ("ztier-top.1", "interval"),
+        ("ztier-metrics.1", "listen"),
+        (
+            "ztier.toml.5",
+            "serve reads of data written back. Values: percent, 0 to 50. Default: 25.",
+        ),
+    ];
+    for (page, part) in pairs {
         assert!(fs::read_to_string(pages.join(page)).unwrap().contains(part), "{page}");
     }
     for shell in ["bash", "zsh", "fish"] {

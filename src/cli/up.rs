@@ -18,6 +18,8 @@ use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+/// No heading of its own, after those of the settings.
+const PLAIN: Option<&str> = None;
 /// The heading of flags about what is on drives.
 const DRIVES: &str = "Drives that hold something";
 
@@ -29,8 +31,10 @@ const DRIVES: &str = "Drives that hold something";
 pub struct Up {
     /// Name of the volume
     name: String,
+    #[command(flatten, next_help_heading = "Settings, also keys of NAME.toml")]
+    settings: Settings,
     /// With --log FILE: make the file with this size if it is missing
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, help_heading = PLAIN, value_name = "BYTES")]
     log_size: Option<Amount>,
     /// With --log or --spill: overwrite what is on the drive, unless it is a log with data
     #[arg(long, help_heading = DRIVES)]
@@ -55,27 +59,25 @@ pub struct Up {
     #[arg(long, alias = "abandon-log", help_heading = DRIVES)]
     discard_log: bool,
     /// With --spill FILE: make the file with this size if it is missing
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, help_heading = PLAIN, value_name = "BYTES")]
     spill_size: Option<Amount>,
     /// Wait this long for the drives (--backing, --log, --spill) to appear
-    #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
+    #[arg(long, help_heading = PLAIN, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
     wait: u32,
     /// Stay in the foreground until a signal or `ztier down`. After a signal, data that is only in
     /// memory is kept for `ztier restart`
-    #[arg(long)]
+    #[arg(long, help_heading = PLAIN)]
     foreground: bool,
     /// Only say what would be made and where data would be durable
-    #[arg(long)]
+    #[arg(long, help_heading = PLAIN)]
     dry_run: bool,
     /// Write the settings to NAME.toml in the configuration directory, with absolute paths, stable
     /// names of drives, and marks that identify the drives
-    #[arg(long)]
+    #[arg(long, help_heading = PLAIN)]
     save: bool,
     /// Print JSON
-    #[arg(long)]
+    #[arg(long, help_heading = PLAIN)]
     json: bool,
-    #[command(flatten, next_help_heading = "Settings, also keys of NAME.toml")]
-    settings: Settings,
 }
 
 impl Up {

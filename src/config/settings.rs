@@ -53,6 +53,43 @@ pub struct Key {
 /// Columns of a line in documents.
 const WIDTH: usize = 100;
 
+impl Key {
+    /// The values that it can have, as text without marks.
+    pub fn values(&self) -> String {
+        unmarked(self.values)
+    }
+
+    /// What holds without it; empty if nothing does.
+    pub fn default(&self) -> String {
+        unmarked(self.default)
+    }
+
+    /// What it means.
+    pub fn meaning(&self) -> String {
+        unmarked(self.meaning)
+    }
+}
+
+/// Markdown as text: links by their words, and no marks of code and emphasis.
+fn unmarked(text: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some((before, link)) = rest.split_once('[') {
+        out.push_str(before);
+        match link.split_once("](").and_then(|(words, to)| Some((words, to.split_once(')')?.1))) {
+            Some((words, after)) => {
+                out.push_str(words);
+                rest = after;
+            }
+            None => {
+                out.push('[');
+                rest = link;
+            }
+        }
+    }
+    (out + rest).replace(['`', '*'], "")
+}
+
 macro_rules! settings {
     (flags {$(
         $(#[doc = $help:tt])+

@@ -226,6 +226,7 @@ fn installed(machine: &Machine) {
         "/usr/share/zsh/vendor-completions/_ztier",
         "/usr/share/fish/vendor_completions.d/ztier.fish",
         "/usr/share/man/man1/ztier-up.1.gz",
+        "/usr/share/man/man5/ztier.toml.5.gz",
         "/usr/lib/systemd/system/ztier@.service",
         "/usr/lib/systemd/system-shutdown/ztier.shutdown",
         "/usr/lib/udev/rules.d/61-ztier.rules",
