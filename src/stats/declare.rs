@@ -167,12 +167,18 @@ macro_rules! declare {
             /// How many numbers these are.
             pub const LEN: usize = [$($($(stringify!($each),)?)*)*].len();
 
-            /// All numbers, in the order of their declarations.
-            pub fn numbers(&self) -> [$number; Self::LEN] {
-                [$($($(declare!(@of $each self.$field),)?)*)*]
+            /// Calls `with` for each number with its place in the order of declarations.
+            #[inline(always)]
+            #[allow(unused_assignments)]
+            pub fn each(&self, mut with: impl FnMut(usize, $number)) {
+                let mut at = 0;
+                $($($(
+                    with(at, declare!(@of $each self.$field));
+                    at += 1;
+                )?)*)*
             }
 
-            /// The reverse of [`Self::numbers`].
+            /// These numbers, in the order of their declarations.
             pub fn of(numbers: [$number; Self::LEN]) -> Self {
                 let mut rest = numbers.into_iter();
                 Self { $($($($field: declare!(@of $each rest.next().unwrap_or_default()),)?)*)* }

@@ -31,9 +31,12 @@ impl Default for ThreadCounters {
 impl ThreadCounters {
     /// Adds changes. Only the thread of these counters calls this, so a load and a store suffice.
     pub fn add(&self, change: &Counts) {
-        for (counter, by) in self.0.iter().zip(change.numbers()).filter(|(_, by)| *by != 0) {
-            counter.store(counter.load(Ordering::Relaxed) + by, Ordering::Relaxed);
-        }
+        change.each(|at, by| {
+            if by != 0 {
+                let now = self.0[at].load(Ordering::Relaxed);
+                self.0[at].store(now + by, Ordering::Relaxed);
+            }
+        });
     }
 
     /// The current numbers.
