@@ -43,10 +43,11 @@ fn of_the_file() -> String {
     let mut page = Roff::new();
     page.control("TH", ["ztier.toml", "5"]);
     page.control("SH", ["NAME"]).text([roman("ztier.toml - settings of a volume of ztier")]);
-    page.control("SH", ["SYNOPSIS"]).text([roman("/etc/ztier/NAME.toml")]);
+    page.control("SH", ["SYNOPSIS"])
+        .text([roman("/etc/ztier/NAME.toml; of users other than root ~/.config/ztier/NAME.toml")]);
     page.control("SH", ["DESCRIPTION"]).text([roman(
-        "TOML; ztier up NAME reads it, unless a flag says what the volume is. Other flags of ztier \
-         up have the keys' names, and win over the file. An unknown key or value is refused.",
+        "TOML, which ztier up NAME reads unless given --size, --backing or --log; other flags win \
+         over it. Flags have the keys' names. An unknown key or value is refused.",
     )]);
     page.control("SH", ["KEYS"]);
     for key in KEYS {

@@ -107,14 +107,15 @@ fn parse(changes: &[String]) -> Result<Request> {
         if !given.insert(named) {
             return Err(Error::usage(format!("`{key}` is given twice")).hint("give it once"));
         }
-        match (named, value) {
-            ("recompress", "now") => recompress = Some(RecompressChange::Now),
-            ("recompress", value) if Settings::typed(named, value).is_err() => {
-                let what = format!("recompress: `{value}` is none of now, idle and off");
-                return Err(Error::usage(what));
-            }
-            _ => settings = Settings::typed(key, value)?.over(settings),
+        if (named, value) == ("recompress", "now") {
+            recompress = Some(RecompressChange::Now);
+            continue;
         }
+        let typed = Settings::typed(key, value).map_err(|e| match named {
+            "recompress" => Error::usage(format!("{key}: `{value}` is none of now, idle and off")),
+            _ => e,
+        })?;
+        settings = typed.over(settings);
     }
     let recompress = recompress.or(settings.recompress.map(|when| match when {
         Recompress::Idle => RecompressChange::Idle,

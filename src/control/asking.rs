@@ -4,7 +4,7 @@
 //! confirmed that its caller still wants it; after that it is carried out, whatever becomes of the
 //! caller. So a caller that hangs up before it has sent `go` knows that nothing was changed.
 
-use super::load::{Kind, MOST_ALIKE};
+use super::kind::{Kind, MOST_ALIKE};
 use super::protocol::{
     Envelope, LONGEST_REQUEST, Reply, Request, Word, boot_ms, receive_next, receive_whole, send,
 };

@@ -6,7 +6,7 @@
 
 mod asking;
 mod client;
-mod load;
+mod kind;
 mod protocol;
 mod question;
 mod sample;

@@ -3,7 +3,7 @@
 //! time, from a client that watches, and a new thread costs as much as the answer.
 
 use super::asking::Asking;
-use super::load::MOST_CLIENTS;
+use super::kind::MOST_CLIENTS;
 use super::protocol::{Envelope, Reply, Request, send};
 use crate::error::{Context, Error, Result};
 use crate::places::{Place, Places};
@@ -184,7 +184,7 @@ fn admit(stream: &UnixStream) -> Result<()> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::load::MOST_ALIKE;
+    use super::super::kind::MOST_ALIKE;
     use super::super::protocol::{LONGEST_REQUEST, boot_ms};
     use super::super::{Client, Version};
     use super::*;
