@@ -1,4 +1,4 @@
-//! How many requests a daemon carries out at once, by how long they take.
+//! Kinds of requests, by how long they take, and how many of each a daemon carries out at once.
 
 use super::protocol::Request;
 

@@ -1,6 +1,7 @@
-//! Which files use each other in a circle: by `use` and by paths in the code, tests left out. The
-//! caller leaves out each room's `mod.rs`, which names all its files, and may hold the type to which
-//! they add methods.
+//! Which files use each other in a circle: by `use` and by paths in the code, tests left out.
+//!
+//! The caller leaves out each room's `mod.rs`, which names all its files, and may hold the type to
+//! which they add methods.
 
 use std::collections::{BTreeMap, BTreeSet};
 
