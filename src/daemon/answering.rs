@@ -1,18 +1,15 @@
 //! A daemon's answers on its control socket.
 
-use super::draining;
 use super::leaving::Down;
-use super::limiter::Limiter;
 use super::log;
-use super::room::room;
+use super::phase::{Change, Turn};
 use super::running::Running;
-use super::signals::Event;
 use crate::config::Plan;
 use crate::control::{Asking, Handler, Noted, Request, Sample, Status, Version};
 use crate::device::LogControl;
 use crate::error::{Context, Error, Result};
 use crate::remedy;
-use crate::stats::{LogStats, Stats, time};
+use crate::stats::{LogStats, Stats};
 use serde_json::value::{RawValue, to_raw_value};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -38,7 +35,7 @@ impl Handler for Running {
             Request::Drain => to_raw_value(&self.drain(asking)?),
             Request::AcceptLoss => {
                 asking.agree()?;
-                let lost_blocks = self.volume.log().map_or(Ok(0), LogControl::note_loss)?;
+                let lost_blocks = self.served.volume.log().map_or(Ok(0), LogControl::note_loss)?;
                 if lost_blocks > 0 {
                     log::line(&format!("note was taken of {lost_blocks} blocks that are lost"));
                 }
@@ -49,114 +46,74 @@ impl Handler for Running {
                 to_raw_value(&self.status()?)
             }
             Request::Swapon(ask) => {
-                let _turn = self.turn()?;
+                let _turn = self.phase.begin(Change::Swapon)?;
                 to_raw_value(&self.swapon(&ask, asking)?)
             }
             Request::Swapoff { force } => {
-                let _turn = self.turn()?;
+                let _turn = self.phase.begin(Change::Swapoff)?;
                 to_raw_value(&self.swapoff(force, asking)?)
             }
             Request::Restart { force, log } => {
-                let restart = |asking: &mut Asking<'_>| self.restart(force, log.as_ref(), asking);
-                self.ending(Event::Left, asking, restart)?;
+                self.ending(Change::Restart, asking, |turn, asking| {
+                    self.restart(force, log.as_ref(), turn, asking)
+                })?;
                 to_raw_value(&())
             }
             Request::Down { discard, force, drain } => {
                 let how = Down { discard, force, drain };
-                to_raw_value(&self.ending(Event::Down, asking, |asking| self.down(how, asking))?)
+                let down = |_: &Turn<'_>, asking: &mut Asking<'_>| self.down(how, asking);
+                to_raw_value(&self.ending(Change::Down, asking, down)?)
             }
         };
         value.context("cannot encode the answer")
     }
 }
 
-/// Drains a log while a caller waits for it.
-struct Hurry<'a>(&'a Running);
-
-impl<'a> Hurry<'a> {
-    /// Starts draining. Returns the segment up to which the log is written back.
-    fn begin(running: &'a Running) -> Result<(Self, u64)> {
-        let mut waiting = running.draining.lock();
-        let until_segment = draining::hurry(&*running.volume, true)?;
-        *waiting += 1;
-        drop(waiting);
-        Ok((Self(running), until_segment))
-    }
-}
-
-impl Drop for Hurry<'_> {
-    fn drop(&mut self) {
-        let mut waiting = self.0.draining.lock();
-        *waiting -= 1;
-        if *waiting == 0 {
-            // Starting worked, so stopping does.
-            let _ = draining::hurry(&*self.0.volume, false);
-        }
-    }
-}
-
 impl Running {
     fn status(&self) -> Result<Status> {
         let (endpoints, holders) = {
-            let export = self.export()?;
+            let export = self.served.export()?;
             export.as_ref().map(|e| (e.endpoints(), e.holders())).unwrap_or_default()
         };
         let holders = Some(holders);
-        let state = self.state.lock();
+        let state = self.served.state.lock();
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: state.pid,
             started_unix_s: state.started_unix_s,
             restarts: state.restarts,
-            plan: Plan { size_bytes: self.volume.size(), ..state.plan.clone() },
+            plan: Plan { size_bytes: self.served.volume.size(), ..state.plan.clone() },
             endpoints,
             holders,
-            adapting: self.limiter.lock().as_ref().and_then(Limiter::report),
-            ballast_bytes: self.ballast_bytes(),
+            adapting: self.threads.adapting(),
+            ballast_bytes: self.threads.ballast_bytes(),
             stats: self.stats_by(&state.plan),
         })
     }
 
-    /// The volume's statistics. The caller must not hold `state`.
-    pub(super) fn stats(&self) -> Stats {
-        let plan = self.state.lock().plan.clone();
-        self.stats_by(&plan)
-    }
-
-    fn stats_by(&self, plan: &Plan) -> Stats {
-        let stats = self.volume.stats();
-        let swap = self.swap_room();
-        let stats = Stats {
-            room_bytes: room(&stats, plan),
-            swap_room_bytes: swap.map(|(room, _)| room),
-            swap_nearly_full: swap.is_some_and(|(_, full)| full),
-            ..stats
-        };
-        Stats { health: stats.health_at(time::now()), ..stats }
-    }
-
     fn sample(&self) -> Sample {
         // A thread that stops the export holds its lock until it is done.
-        let endpoints = self.export.try_lock().and_then(|e| e.as_ref().map(|e| e.endpoints()));
-        let state = self.state.lock();
+        let endpoints =
+            self.served.export.try_lock().and_then(|e| e.as_ref().map(|e| e.endpoints()));
+        let state = self.served.state.lock();
         Sample {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: state.pid,
             started_unix_s: state.started_unix_s,
             restarts: state.restarts,
-            plan: Plan { size_bytes: self.volume.size(), ..state.plan.clone() },
+            plan: Plan { size_bytes: self.served.volume.size(), ..state.plan.clone() },
             endpoints: endpoints.unwrap_or_default(),
-            adapting: self.limiter.lock().as_ref().and_then(Limiter::report),
-            ballast_bytes: self.ballast_bytes(),
+            adapting: self.threads.adapting(),
+            ballast_bytes: self.threads.ballast_bytes(),
             stats: self.stats_by(&state.plan),
-            latencies: self.volume.latencies(),
+            latencies: self.served.volume.latencies(),
         }
     }
 
     /// Writes back what the log holds now, as long as the caller waits.
     fn drain(&self, asking: &Asking<'_>) -> Result<Stats> {
         let first = self.log_of(&self.stats())?;
-        let (_hurry, until_segment) = Hurry::begin(self)?;
+        let (_hurry, until_segment) = self.drains.begin(&*self.served.volume)?;
         let (mut seen, mut moved) = (progress(&first), Instant::now());
         loop {
             let stats = self.stats();
@@ -167,7 +124,7 @@ impl Running {
             if asking.is_gone() {
                 return Err(Error::failure("the caller has hung up"));
             }
-            drop(self.export()?);
+            drop(self.served.export()?);
             if std::mem::replace(&mut seen, progress(&log)) != seen {
                 moved = Instant::now();
             }
@@ -182,7 +139,7 @@ impl Running {
 
     /// The error of a drain that can't go on.
     fn undrained(&self, stats: &Stats, log: &LogStats, fails: bool) -> Error {
-        let (name, blocks) = (&self.name, log.blocks_dirty);
+        let (name, blocks) = (&self.served.name, log.blocks_dirty);
         let last = stats.drives.iter().max_by_key(|drive| drive.last_unix_s());
         let why = match (fails, last) {
             (true, Some(drive)) => format!("fails: {}", drive.last().unwrap_or_default()),
@@ -195,7 +152,10 @@ impl Running {
 
     fn log_of(&self, stats: &Stats) -> Result<LogStats> {
         stats.log.ok_or_else(|| {
-            Error::usage(format!("volume `{}` has no log, so there is nothing to drain", self.name))
+            Error::usage(format!(
+                "volume `{}` has no log, so there is nothing to drain",
+                self.served.name
+            ))
         })
     }
 }

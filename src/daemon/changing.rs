@@ -2,7 +2,8 @@
 //!
 //! Invariant: an impossible change is refused before anything changes.
 
-use super::running::{BUSY, Running, being_changed};
+use super::phase::BUSY;
+use super::running::Running;
 use crate::config::limit::{Given, Range};
 use crate::config::log::{LogChange, LogPlan};
 use crate::config::{Amount, Bounds, Limit, Plan, plan, size};
@@ -15,16 +16,16 @@ pub(super) type LimitChange = (Option<u64>, AdaptChange);
 
 impl Running {
     fn recompress(&self, change: RecompressChange) -> Result<()> {
-        let memory = self.volume.in_memory().ok_or_else(no_recompression)?;
+        let memory = self.served.volume.in_memory().ok_or_else(no_recompression)?;
         let when = match change {
             RecompressChange::Now => return memory.recompress(),
             RecompressChange::Idle => Recompress::Idle,
             RecompressChange::Off => Recompress::Off,
         };
         memory.set_recompress(when)?;
-        let mut state = self.state.lock();
+        let mut state = self.served.state.lock();
         state.plan.recompress = when;
-        state.write(&self.files)
+        state.write(&self.served.files)
     }
 
     pub(super) fn set(
@@ -35,29 +36,30 @@ impl Running {
         recompress: Option<RecompressChange>,
         asking: &mut Asking<'_>,
     ) -> Result<()> {
-        let before = self.state.lock().plan.clone();
+        let before = self.served.plan();
         if recompress.is_some() && !before.is_volatile() {
             return Err(no_recompression());
         }
         {
-            let _changing = self.changing.try_lock_for(BUSY).ok_or_else(|| being_changed(self))?;
+            let _changing =
+                self.served.sizes.try_lock_for(BUSY).ok_or_else(|| self.served.being_changed())?;
             let new = self.planned(size, limit, log)?;
             asking.agree()?;
             self.take_on(&new)?;
         }
-        self.follow_limit()?;
+        self.threads.follow_limit(&self.served)?;
         recompress.map_or(Ok(()), |change| self.recompress(change))
     }
 
     /// The plan with the changes. Fails if one of them is impossible.
     fn planned(&self, size: Option<u64>, limit: LimitChange, log: LogChange) -> Result<Plan> {
-        let old = self.state.lock().plan.clone();
+        let old = self.served.plan();
         let mut new = Plan { size_bytes: size.unwrap_or(old.size_bytes), ..old.clone() };
         change_limit(&mut new, limit)?;
         check_change(&old, &new)?;
         change_log(&mut new, log)?;
         if new.size_bytes != old.size_bytes
-            && let Some(export) = &*self.export()?
+            && let Some(export) = &*self.served.export()?
         {
             export.may_resize()?;
         }
@@ -66,13 +68,13 @@ impl Running {
 
     /// Applies the sizes and settings of `new` to volume, export and plan.
     fn take_on(&self, new: &Plan) -> Result<()> {
-        let export = self.export()?;
-        let mut state = self.state.lock();
+        let export = self.served.export()?;
+        let mut state = self.served.state.lock();
         let resizes = new.size_bytes != state.plan.size_bytes;
         let changed = self.change_volume(new, &mut state.plan);
         // Write the state first: the next daemon grows a device that is behind the plan, but cannot
         // shrink one that is ahead. What has changed counts, whatever failed after it.
-        state.write(&self.files)?;
+        state.write(&self.served.files)?;
         changed?;
         match export.as_ref().filter(|_| resizes) {
             Some(export) => export.resized(),
@@ -83,16 +85,16 @@ impl Running {
     /// Applies `new` to the volume, and each change that worked to the plan `now`.
     fn change_volume(&self, new: &Plan, now: &mut Plan) -> Result<()> {
         if let Some(log) = new.log.as_ref().filter(|_| new.log != now.log) {
-            self.volume.log().ok_or_else(device::no_log)?.tune(&tuning(log));
+            self.served.volume.log().ok_or_else(device::no_log)?.tune(&tuning(log));
             now.log = new.log.clone();
         }
         if new.ram_limit_bytes != now.ram_limit_bytes {
-            self.volume.set_ram_limit(new.ram_limit_bytes)?;
+            self.served.volume.set_ram_limit(new.ram_limit_bytes)?;
             now.ram_limit_bytes = new.ram_limit_bytes;
         }
         now.ram_auto = new.ram_auto;
         if new.size_bytes != now.size_bytes {
-            self.volume.in_memory().ok_or_else(fixed_size)?.grow(new.size_bytes)?;
+            self.served.volume.in_memory().ok_or_else(fixed_size)?.grow(new.size_bytes)?;
             now.size_bytes = new.size_bytes;
         }
         Ok(())

@@ -1,12 +1,13 @@
-//! Writes the rest of a log back to the backing store, when no client can write to the volume any
-//! more.
+//! Drains a log: while requests ask for it, and all that is left when no client can write to the
+//! volume any more.
 //!
-//! Invariant: this ends within [`PATIENCE`], and earlier if a drive fails.
+//! Invariant: the latter ends within [`PATIENCE`], and earlier if a drive fails.
 
 use super::relog::refuse_lost;
 use crate::config::size::human;
 use crate::device::Serving;
 use crate::error::{Error, Result};
+use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
 /// How long the rest may take that was written after the volume was drained while in use.
@@ -16,12 +17,50 @@ const FAILURES: u64 = 3;
 /// Interval between checks.
 const GLANCE: Duration = Duration::from_millis(2);
 
+/// The number of control requests that wait for the log to be drained.
+#[derive(Default)]
+pub(super) struct Drains {
+    waiting: Mutex<usize>,
+}
+
+impl Drains {
+    /// Drains the log of `volume` for one more request, until [`Hurry`] is dropped. Returns the
+    /// segment up to which the log is written back, too.
+    ///
+    /// # Errors
+    /// See [`hurry`].
+    pub fn begin<'a>(&'a self, volume: &'a dyn Serving) -> Result<(Hurry<'a>, u64)> {
+        let mut waiting = self.waiting.lock();
+        let until_segment = hurry(volume, true)?;
+        *waiting += 1;
+        drop(waiting);
+        Ok((Hurry { drains: self, volume }, until_segment))
+    }
+}
+
+/// A request that waits for the log to be drained.
+pub(super) struct Hurry<'a> {
+    drains: &'a Drains,
+    volume: &'a dyn Serving,
+}
+
+impl Drop for Hurry<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.drains.waiting.lock();
+        *waiting -= 1;
+        if *waiting == 0 {
+            // Starting worked, so stopping does.
+            let _ = hurry(self.volume, false);
+        }
+    }
+}
+
 /// Starts or stops draining a log. Returns the segment up to which the log is written back; 0 if
 /// there is nothing to write back.
 ///
 /// # Errors
 /// The volume has no backing store.
-pub(super) fn hurry(volume: &dyn Serving, on: bool) -> Result<u64> {
+fn hurry(volume: &dyn Serving, on: bool) -> Result<u64> {
     match volume.log() {
         Some(log) => Ok(log.drain(on)),
         None if volume.in_memory().is_none() => Ok(0),

@@ -6,8 +6,9 @@
 use super::draining;
 use super::log;
 use super::memory_holder::Kept;
+use super::phase::{Change, End, Turn};
 use super::relog;
-use super::running::{End, Running};
+use super::running::Running;
 use super::signals::Event;
 use crate::config::export::Export;
 use crate::config::{Usage, size};
@@ -30,23 +31,21 @@ pub(super) struct Down {
 }
 
 impl Running {
-    /// Runs `work`, which may end the export. If it does, even with an error, the daemon ends with
-    /// `event` after the answer was sent.
+    /// Runs `work`, which may stop the export. If it does, even with an error, the daemon ends
+    /// after the answer was sent.
     pub(super) fn ending<T>(
         &self,
-        event: Event,
+        change: Change,
         asking: &mut Asking<'_>,
-        work: impl FnOnce(&mut Asking<'_>) -> Result<T>,
+        work: impl FnOnce(&Turn<'_>, &mut Asking<'_>) -> Result<T>,
     ) -> Result<T> {
-        let _turn = self.turn()?;
-        let is_there = || self.export.lock().is_some();
-        let was_there = is_there();
-        let done = work(asking);
-        if was_there && !is_there() {
-            let events = self.events.lock().clone();
+        let turn = self.phase.begin(change)?;
+        let done = work(&turn, asking);
+        if turn.ends() {
+            let events = self.served.events.clone();
             asking.afterwards(move || {
                 // Without a receiver the daemon is already ending.
-                let _ = events.send(event);
+                let _ = events.send(Event::Ended);
             });
         }
         done
@@ -54,14 +53,14 @@ impl Running {
 
     /// Takes the volume down. Returns what remains only in the log.
     pub(super) fn down(&self, how: Down, asking: &mut Asking<'_>) -> Result<Ended> {
-        let name = &self.name;
-        let usage = self.state.lock().plan.usage.clone();
+        let name = &self.served.name;
+        let usage = self.served.usage();
         // Ending the daemon's own use of the device comes below; stopping the export then finds all
         // other holders.
         if !how.force && usage.is_none() {
-            self.refuse_holders(remedy::HELD)?;
+            self.served.refuse_holders(remedy::HELD)?;
         }
-        let volatile = self.volume.volatile_bytes();
+        let volatile = self.served.volume.volatile_bytes();
         // Ending swap brings swapped-out data back to memory, so nothing is lost.
         let swap = matches!(usage, Some(Usage::Swap { .. }));
         if volatile > 0 && !how.discard && !swap {
@@ -76,8 +75,8 @@ impl Running {
         }
         self.refuse_job(how.force)?;
         asking.agree()?;
-        self.stop(how.force)?;
-        let drained = if how.drain { draining::drain(&*self.volume) } else { Ok(()) };
+        self.stop(how.force, End::Down)?;
+        let drained = if how.drain { draining::drain(&*self.served.volume) } else { Ok(()) };
         let loss = self.stats().loss();
         // A drained log has nothing left, also while a window goes over segments of garbage.
         let left = if how.drain && drained.is_ok() { None } else { self.left_in_log() };
@@ -87,18 +86,19 @@ impl Running {
     /// The data that only the log has. The export is stopped, so no more writes come.
     fn left_in_log(&self) -> Option<LeftInLog> {
         let log = self.stats().log.filter(|log| !log.clean)?;
-        let plan = self.state.lock().plan.log.clone()?;
+        let plan = self.served.state.lock().plan.log.clone()?;
         let bytes = log.blocks_dirty * crate::BLOCK_SIZE as u64;
         Some(LeftInLog { bytes, log: plan.log, backing: plan.backing })
     }
 
-    /// Ends the device's use and stops the export; with `force` also while the device is held.
-    pub(super) fn stop(&self, force: bool) -> Result<()> {
+    /// Ends the device's use and stops the export; with `force` also while the device is held. The
+    /// daemon then ends by `end`.
+    fn stop(&self, force: bool, end: End) -> Result<()> {
         match self.end_job(force).and_then(|()| self.end_use()) {
             Err(e) if force => log::line(&format!("forced: {e}")),
             ended => ended?,
         }
-        let mut slot = self.export()?;
+        let mut slot = self.served.export()?;
         let Some(export) = slot.as_mut() else { return Ok(()) };
         match export.stop() {
             Ok(()) => {}
@@ -109,12 +109,13 @@ impl Running {
             Err(e) => return Err(e),
         }
         *slot = None; // dropping it also stops what `stop` refused to stop
+        self.phase.end(end);
         Ok(())
     }
 
     /// Makes everything durable that can be, before the volume ends for good.
     fn keep_all(&self) -> Result<()> {
-        let name = &self.name;
+        let name = &self.served.name;
         self.flush().map_err(|e| {
             Error::would_lose(format!("volume `{name}` would lose data: {e}"))
                 .hint(remedy::NOT_DURABLE.of(name))
@@ -123,7 +124,7 @@ impl Running {
 
     /// Makes all earlier writes durable.
     fn flush(&self) -> Result<()> {
-        let device = Arc::clone(&self.volume) as Arc<dyn Device>;
+        let device = Arc::clone(&self.served.volume) as Arc<dyn Device>;
         device
             .channel()
             .submit(device::Request::Flush, Instant::now())
@@ -136,6 +137,7 @@ impl Running {
         &self,
         force: bool,
         log: Option<&NewLog>,
+        turn: &Turn<'_>,
         asking: &mut Asking<'_>,
     ) -> Result<()> {
         // `ztier run` would take a daemon that leaves for one that died.
@@ -144,62 +146,54 @@ impl Running {
         let next = match log {
             None => None,
             Some(log) => {
-                let next = relog::plan(&self.state.lock().plan, log, &self.records)?;
-                relog::refuse_lost(&*self.volume)?;
+                let next = relog::plan(&self.served.state.lock().plan, log, &self.served.records)?;
+                relog::refuse_lost(&*self.served.volume)?;
                 Some(next)
             }
         };
         // Holders by the daemon's own use end with that use.
-        if self.state.lock().plan.usage.is_none() {
+        if self.served.state.lock().plan.usage.is_none() {
             self.refuse_left(force)?;
         }
         if !force {
             self.flush().map_err(|e| e.hint(remedy::NOT_DURABLE_YET))?;
         }
         asking.agree()?;
-        self.make_way(force)?;
+        let foreground = self.served.state.lock().foreground;
+        self.make_way(force, if foreground { End::Again } else { End::Left })?;
         if let Some(next) = next {
-            draining::drain(&*self.volume)?;
-            *self.next.lock() = Some(next);
+            draining::drain(&*self.served.volume)?;
+            turn.go_on_with(next);
         }
         Ok(())
     }
 
     /// Refuses if the next daemon would not find data that is only in memory.
     fn refuse_unkept(&self) -> Result<()> {
-        if self.volume.volatile_bytes() == 0 || self.is_kept() {
+        if self.served.volume.volatile_bytes() == 0 || self.is_kept() {
             return Ok(());
         }
-        let (name, socket) = (&self.name, self.files.keep.display());
+        let (name, socket) = (&self.served.name, self.served.files.keep.display());
         Err(Error::would_lose(format!(
             "the memory of `{name}` has no memory holder: {socket} does not answer"
         ))
         .hint("copy what you need, then take the volume down and up again"))
     }
 
-    /// Starts another memory holder if the socket of the present one was removed, so that no daemon
-    /// could find it.
-    pub(super) fn renew_memory_holder(&self) {
-        if let Some(memory_holder) = &*self.memory_holder.lock()
-            && let Err(e) = memory_holder.renew()
-        {
-            log::line(&e.to_string());
-        }
-    }
-
     /// Whether the next daemon finds the data in memory.
     fn is_kept(&self) -> bool {
-        self.renew_memory_holder();
-        Kept::is_there(&self.files.keep)
+        self.threads.renew_memory_holder();
+        Kept::is_there(&self.served.files.keep)
     }
 
-    /// Ends the use of a device that can't wait, which the next daemon starts again, and leaves.
-    fn make_way(&self, force: bool) -> Result<()> {
+    /// Ends the use of a device that can't wait, which the next daemon starts again, and leaves;
+    /// the daemon then ends by `end`.
+    fn make_way(&self, force: bool, end: End) -> Result<()> {
         let leave = || {
             let force = self.refuse_left(force)?;
-            self.leave().or_else(|e| if force { self.stop(true) } else { Err(e) })
+            self.leave(end).or_else(|e| if force { self.stop(true, end) } else { Err(e) })
         };
-        if self.waits() {
+        if self.served.waits() {
             return leave();
         }
         self.end_job(force)?;
@@ -216,15 +210,19 @@ impl Running {
     /// Refuses to leave a device that can't wait while it has holders, unless `force` is set and
     /// the export can disconnect them. Returns whether to disconnect them.
     fn refuse_left(&self, force: bool) -> Result<bool> {
-        let export = self.state.lock().plan.export.clone();
+        let export = self.served.state.lock().plan.export.clone();
         // A loop device can't be taken from its holders.
         let by_fuse = export == Export::Fuse;
         let force = force && !by_fuse;
-        let holders = if force || self.waits() { Vec::new() } else { self.holders_that_stay()? };
+        let holders = if force || self.served.waits() {
+            Vec::new()
+        } else {
+            self.served.holders_that_stay()?
+        };
         if holders.is_empty() {
             return Ok(force);
         }
-        let (name, kind) = (&self.name, export.kind());
+        let (name, kind) = (&self.served.name, export.kind());
         Err(Error::busy(format!(
             "volume `{name}` is in use ({}), and a device by {kind} can't wait for its daemon",
             holders.join(", ")
@@ -235,10 +233,10 @@ impl Running {
         }))
     }
 
-    /// Ends the export so that the next daemon can take it over. First makes durable what can be;
-    /// the memory holder has the rest.
-    fn leave(&self) -> Result<()> {
-        let mut slot = self.export()?;
+    /// Stops the export so that the next daemon can take it over; this one then ends by `end`.
+    /// First makes durable what can be; the memory holder has the rest.
+    fn leave(&self, end: End) -> Result<()> {
+        let mut slot = self.served.export()?;
         let Some(export) = slot.as_mut() else { return Ok(()) };
         match self.flush() {
             Err(e) if self.is_kept() => {
@@ -249,34 +247,20 @@ impl Running {
         export.leave()?;
         let leftovers = export.leftovers();
         *slot = None;
+        self.phase.end(end);
         drop(slot);
-        self.note_left(leftovers);
+        self.served.note_left(leftovers);
         Ok(())
-    }
-
-    /// Writes the remaining leftovers to the state file.
-    fn note_left(&self, leftovers: Vec<crate::export::Leftover>) {
-        let mut state = self.state.lock();
-        state.leftovers = leftovers;
-        // It is too late to go on. The older state file names these leftovers, too, and more.
-        if let Err(e) = state.write(&self.files) {
-            log::line(&e.to_string());
-        }
-    }
-
-    /// Whether the device can wait for the next daemon.
-    fn waits(&self) -> bool {
-        self.export.lock().as_ref().is_some_and(|export| export.waits())
     }
 
     /// Whether the device waits for the next daemon when a signal ends this one.
     pub(super) fn waits_for_next(&self) -> bool {
-        self.state.lock().plan.job.is_none() && self.waits()
+        self.served.state.lock().plan.job.is_none() && self.served.waits()
     }
 
     /// Tells what would be lost if the memory was given up; `None` if nothing would.
     fn holds_alone(&self) -> Option<String> {
-        let state = self.state.lock();
+        let state = self.served.state.lock();
         let swap = matches!(state.plan.usage, Some(Usage::Swap { .. }));
         // By then, swapped-out data is back in memory, or worthless.
         if swap || state.plan.job.is_some() {
@@ -284,7 +268,7 @@ impl Running {
         }
         let logs = state.plan.log.is_some();
         drop(state);
-        match self.volume.volatile_bytes() {
+        match self.served.volume.volatile_bytes() {
             0 if logs => self.flush().err().map(|e| e.to_string()),
             0 => None,
             bytes => Some(format!("{} exist nowhere else", size::human(bytes))),
@@ -293,40 +277,40 @@ impl Running {
 
     /// Ends because of a signal, unless a request is changing the device's use, or the device is
     /// held. Data that exists nowhere else stays with the memory holder.
-    pub(super) fn end_by_signal(&self) -> Result<End> {
-        let _turn = self.turn()?;
+    pub(super) fn end_by_signal(&self) -> Result<()> {
+        let _turn = self.phase.begin(Change::Signal)?;
         if self.waits_for_next() {
-            return self.leave().map(|()| End::Left);
+            return self.leave(End::Left);
         }
-        let Some(what) = self.holds_alone() else { return self.stop(false).map(|()| End::Down) };
+        let Some(what) = self.holds_alone() else { return self.stop(false, End::Down) };
         self.refuse_unkept()?;
-        self.make_way(false)?;
+        self.make_way(false, End::Left)?;
         self.say_kept(&what);
-        Ok(End::Left)
+        Ok(())
     }
 
     /// Ends because of a second signal, even while the device is held. Data that exists nowhere
     /// else still stays with the memory holder, if there is one.
-    pub(super) fn end_by_force(&self) -> End {
+    pub(super) fn end_by_force(&self) {
         let Some(what) = self.holds_alone().filter(|_| self.is_kept()) else {
             return self.give_up();
         };
         self.give_up();
-        self.note_left(Vec::new());
+        self.phase.force(End::Left);
+        self.served.note_left(Vec::new());
         self.say_kept(&what);
-        End::Left
     }
 
     /// Ends even while the device is held, and leaves nothing.
-    pub(super) fn give_up(&self) -> End {
-        if let Err(e) = self.stop(true) {
+    pub(super) fn give_up(&self) {
+        if let Err(e) = self.stop(true, End::Down) {
             log::line(&e.to_string());
         }
-        End::Down
+        self.phase.force(End::Down);
     }
 
     fn say_kept(&self, what: &str) {
-        let remedy = remedy::KEPT_ASIDE.of(&self.name);
+        let remedy = remedy::KEPT_ASIDE.of(&self.served.name);
         log::line(&format!("{what}: the memory is kept; {remedy}"));
     }
 }

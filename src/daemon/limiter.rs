@@ -4,7 +4,7 @@
 //! and meanwhile holds no lock that requests or control requests need.
 
 use super::log;
-use super::running::Running;
+use super::served::Served;
 use crate::BLOCK_SIZE;
 use crate::config::{Bounds, Plan, Usage};
 use crate::device::{InMemory, Recompress, Worker};
@@ -46,7 +46,7 @@ impl Limiter {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(super) fn start(volume: Weak<Running>) -> Result<Self> {
+    pub(super) fn start(volume: Weak<Served>) -> Result<Self> {
         let report = Arc::default();
         let told = Arc::clone(&report);
         let thread = Worker::start("ztier-limiter", volume, |volume, stop| {
@@ -103,23 +103,23 @@ impl Adapting {
 
     /// Takes a sample, decides, and sets the limit. Returns `false` if the volume is gone or has a
     /// fixed limit.
-    fn step(&mut self, running: &Weak<Running>) -> bool {
-        let Some(running) = running.upgrade() else { return false };
-        let plan = running.state.lock().plan.clone();
+    fn step(&mut self, served: &Weak<Served>) -> bool {
+        let Some(served) = served.upgrade() else { return false };
+        let plan = served.plan();
         let Some(bounds) = plan.ram_auto else { return false };
         if self.steps.is_multiple_of(LOOK) {
-            self.look_at_device(&running, &plan);
+            self.look_at_device(&served, &plan);
         }
         self.steps = self.steps.wrapping_add(1);
         let shown = self.device.map(|numbers| Shown { numbers, is_swap: self.is_swap });
         let machine = self.sampler.sample(shown);
-        let ours = ours(&running.volume.stats(), plan.segment_bytes.into(), self.is_swap);
+        let ours = ours(&served.volume.stats(), plan.segment_bytes.into(), self.is_swap);
         let now = self.began.elapsed();
         let possible = self.possible(now, &bounds);
         let decision = self.controller.decide(now, &Sample { machine, ours }, &possible);
         if let Some(limit) = decision.limit_bytes {
             let from = ours.limit_bytes;
-            match running.adapt(&bounds, limit) {
+            match served.adapt(&bounds, limit) {
                 Ok(false) => return true, // another change was faster
                 Ok(true) => self.changed(now, (from, limit), decision.reason),
                 Err(e) => self.failed(now, &ours, &e),
@@ -129,15 +129,15 @@ impl Adapting {
         }
         if decision.recompress && plan.recompress == Recompress::Idle {
             // If recompression gains nothing, or has no memory, the data stays as it is.
-            let _ = running.volume.in_memory().map(InMemory::recompress);
+            let _ = served.volume.in_memory().map(InMemory::recompress);
         }
         self.tell(&machine, &bounds, decision);
         true
     }
 
-    fn look_at_device(&mut self, running: &Running, plan: &Plan) {
+    fn look_at_device(&mut self, served: &Served, plan: &Plan) {
         self.is_swap = matches!(plan.usage, Some(Usage::Swap { .. }));
-        let Some(device) = running.device().ok().filter(|_| plan.export.is_block_device()) else {
+        let Some(device) = served.device().ok().filter(|_| plan.export.is_block_device()) else {
             return;
         };
         self.is_swap |= usage::is_swap(&device);
@@ -190,32 +190,11 @@ impl Adapting {
     }
 }
 
-impl Running {
-    /// Starts or stops adapting the limit, as the plan says.
-    ///
-    /// # Errors
-    /// See [`Limiter::start`].
-    pub(super) fn follow_limit(&self) -> Result<()> {
-        let adapts = self.state.lock().plan.ram_auto.is_some();
-        let before = {
-            let mut limiter = self.limiter.lock();
-            match (adapts, limiter.is_some()) {
-                (true, true) | (false, false) => return Ok(()),
-                (true, false) => {
-                    *limiter = Some(Limiter::start(self.me.clone())?);
-                    return Ok(());
-                }
-                (false, true) => limiter.take(),
-            }
-        };
-        drop(before); // waits for the thread, which may need the lock
-        Ok(())
-    }
-
+impl Served {
     /// Sets the limit that was decided within `bounds`. Returns `false` if the plan has other
     /// bounds by now, or another thread is changing the volume's sizes.
     fn adapt(&self, bounds: &Bounds, limit: u64) -> Result<bool> {
-        let Some(_changing) = self.changing.try_lock() else { return Ok(false) };
+        let Some(_sizes) = self.sizes.try_lock() else { return Ok(false) };
         if self.state.lock().plan.ram_auto.as_ref() != Some(bounds) {
             return Ok(false);
         }

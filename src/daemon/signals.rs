@@ -17,10 +17,8 @@ pub enum Event {
     Signal,
     /// A command asks to restore missing files in the run directory.
     Restore,
-    /// A control request left the volume to the next daemon.
-    Left,
-    /// A control request took the volume down.
-    Down,
+    /// A control request has ended the daemon; its phase says how.
+    Ended,
     /// A drive has failed a request, or blocks are lost.
     Trouble,
     /// The `ztier run` that uses the volume ended without taking it down.

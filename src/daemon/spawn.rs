@@ -4,9 +4,10 @@
 //! One socket pair, the child's standard input, carries the plan to the child, and the child's
 //! progress and answer back. The messages are like those of the control protocol.
 
+use super::lifetime::{LOOKERS, Ready, run};
 use super::memory_holder::Kept;
+use super::phase::End;
 use super::resident::Locked;
-use super::running::{End, LOOKERS, Ready, run};
 use super::state::{self, Found, Lock};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan};

@@ -8,7 +8,7 @@
 use super::ballast::{Capacity, Fitting};
 use super::hook::{Hook, News};
 use super::room::room;
-use super::running::Running;
+use super::served::Served;
 use super::shortage::{Room, Shortage};
 use super::signals::Event;
 use super::swap_high::SwapHigh;
@@ -18,9 +18,9 @@ use crate::error::Result;
 use crate::limit::Sampler;
 use crate::system::usage::{Ballast, swap_with};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Interval between looks at the machine's memory, and the longest between looks at its swap.
@@ -42,15 +42,15 @@ enum Lever {
 }
 
 impl Lever {
-    /// That of `running`, whose `device` is swap. `ballast` will have the bytes of its ballast.
-    fn of(running: &Running, device: PathBuf, when: Ballast, ballast: Arc<AtomicU64>) -> Self {
-        let job = running.state.lock().plan.job.clone();
+    /// That of `served`, whose `device` is swap. `ballast` will have the bytes of its ballast.
+    fn of(served: &Served, device: PathBuf, when: Ballast, ballast: Arc<AtomicU64>) -> Self {
+        let job = served.state.lock().plan.job.clone();
         // A program of `ztier run` is going to swap.
         let early = job.is_some();
         match (when, job.and_then(|job| SwapHigh::of(&job.cgroup))) {
             (Ballast::Off, _) => Self::None,
             (Ballast::Auto, Some(of_group)) => Self::SwapHigh(of_group),
-            _ => Self::Ballast(Fitting::new(running.name.clone(), device, (when, early), ballast)),
+            _ => Self::Ballast(Fitting::new(served.name.clone(), device, (when, early), ballast)),
         }
     }
 
@@ -85,37 +85,36 @@ pub(super) struct SwapThread {
 }
 
 impl SwapThread {
-    /// Starts the thread for `running`, whose `device` is swap. `on_full` is run when memory and
+    /// Starts the thread for `served`, whose `device` is swap. `on_full` is run when memory and
     /// swap are nearly full, and when that is over.
     ///
     /// # Errors
     /// The thread cannot be started.
     pub(super) fn start(
-        running: &Running,
+        served: &Arc<Served>,
         device: PathBuf,
         when: Ballast,
         on_full: Option<&Path>,
     ) -> Result<Self> {
         let ballast = Arc::default();
-        let mut lever = Lever::of(running, device.clone(), when, Arc::clone(&ballast));
+        let mut lever = Lever::of(served, device.clone(), when, Arc::clone(&ballast));
         let seen = Seen { ballast, room: UNKNOWN.into(), nearly_full: false.into() };
         let seen = Arc::new(seen);
-        let name = running.name.clone();
+        let name = served.name.clone();
         let hook = on_full.map(|program| Hook::start(program.to_owned(), name)).transpose()?;
-        let events = running.events.lock().clone();
+        let events = served.events.clone();
         let mut machine = Watch::new(device, Arc::clone(&seen), hook, events);
-        let thread =
-            Worker::start("ztier-swap", Weak::clone(&running.me), move |running, stop| {
-                // When swap fills beside busy processors, ballast has to give way in time.
-                come_first(true);
-                while !stop.load(Ordering::Acquire) {
-                    if machine.is_due() {
-                        let Some(running) = running.upgrade() else { return };
-                        machine.look(&running);
-                    }
-                    std::thread::park_timeout(lever.step(machine.capacity).min(LOOK));
+        let thread = Worker::start("ztier-swap", Arc::downgrade(served), move |served, stop| {
+            // When swap fills beside busy processors, ballast has to give way in time.
+            come_first(true);
+            while !stop.load(Ordering::Acquire) {
+                if machine.is_due() {
+                    let Some(served) = served.upgrade() else { return };
+                    machine.look(&served);
                 }
-            })?;
+                std::thread::park_timeout(lever.step(machine.capacity).min(LOOK));
+            }
+        })?;
         Ok(Self { seen, _thread: thread })
     }
 
@@ -176,27 +175,27 @@ impl Watch {
         self.looked.is_none_or(|looked| looked.elapsed() >= LOOK)
     }
 
-    fn look(&mut self, running: &Running) {
+    fn look(&mut self, served: &Served) {
         self.looked = Some(Instant::now());
         let machine = self.sampler.memory();
         self.plenty = machine
             .available_bytes
             .is_some_and(|bytes| is_plenty(bytes, machine.total_bytes, self.plenty));
-        if let Some(memory) = running.volume.in_memory() {
+        if let Some(memory) = served.volume.in_memory() {
             memory.memory_is_plenty(self.plenty);
         }
         let far = self.far.is_some_and(|until| Instant::now() < until);
         if let Some(available) = machine.available_bytes.filter(|_| !far) {
-            self.warn(running, (machine.total_bytes, available));
+            self.warn(served, (machine.total_bytes, available));
         }
     }
 
     /// What the volume can hold now, and whether it has refused pages lately.
-    fn capacity_of(&mut self, running: &Running) -> Capacity {
+    fn capacity_of(&mut self, served: &Served) -> Capacity {
         // A change of a limit has this lock while it spills, for seconds in which ballast has to go
         // on giving way.
-        let Some(state) = running.state.try_lock() else { return self.capacity };
-        let stats = running.volume.stats();
+        let Some(state) = served.state.try_lock() else { return self.capacity };
+        let stats = served.volume.stats();
         let room = room(&stats, &state.plan);
         drop(state);
         // Blocks of slots that were freed are overwritten: they count as room.
@@ -212,13 +211,13 @@ impl Watch {
     }
 
     /// Says when memory and swap are nearly full, and when they are no longer.
-    fn warn(&mut self, running: &Running, memory: (u64, u64)) {
+    fn warn(&mut self, served: &Served, memory: (u64, u64)) {
         let swap = swap_with(&self.device);
-        if let Some(memory) = running.volume.in_memory() {
+        if let Some(memory) = served.volume.in_memory() {
             memory.swap_rests(swap.is_none());
         }
         let Some(swap) = swap else { return };
-        self.capacity = self.capacity_of(running);
+        self.capacity = self.capacity_of(served);
         let ballast = self.seen.ballast.load(Ordering::Acquire);
         let used = swap.used.saturating_sub(ballast);
         let takes = self.capacity.holds.map(|holds| holds.saturating_sub(used));

@@ -4,20 +4,18 @@
 //! holders never becomes swap, and a device with content only by force; swap ends only if memory
 //! seems to have room for its content, or by force.
 
-use super::freed_slots::FreedSlots;
 use super::log;
 use super::resident;
 use super::running::Running;
 use super::signals::Event;
 use super::state;
-use super::swap_thread::SwapThread;
+use super::using;
 use crate::config::size::human;
-use crate::config::{Ballast, Job, Plan, Usage};
+use crate::config::{Ballast, Plan, Usage};
 use crate::control::{Asking, Swapon, Swapping};
 use crate::error::{Error, Result};
 use crate::media::{Access, FileDrive, Signature};
 use crate::remedy;
-use crate::stats::Stats;
 use crate::system::reclaim::make_present;
 use crate::system::usage::{self, PAGE_CLUSTER, Room, SWAPPINESS, SlotNews, Tuned};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -27,23 +25,19 @@ use std::time::Duration;
 
 /// Stands for the priority of a device that the daemon has not made swap.
 const NO_PRIORITY: i32 = -1;
-/// The assumed compression ratio before any page was swapped out, in percent.
-const ASSUMED: u64 = 300;
-/// Fewer bytes than this do not predict a compression ratio.
-const TELLING: u64 = 16 << 20;
 
 impl Running {
     /// Makes the device swap space, and makes the kernel use it.
     pub(super) fn swapon(&self, ask: &Swapon, asking: &mut Asking<'_>) -> Result<Swapping> {
-        let name = &self.name;
-        let plan = self.state.lock().plan.clone();
+        let name = &self.served.name;
+        let plan = self.served.plan();
         refuse_kind(&plan)?;
-        let device = self.device()?;
+        let device = self.served.device()?;
         if usage::is_swap(&device) {
             return Err(Error::busy(format!("volume `{name}` is swap already"))
                 .hint(format!("end that with `ztier swapoff {name}`")));
         }
-        self.refuse_holders("end that first")?;
+        self.served.refuse_holders("end that first")?;
         if !ask.force {
             self.refuse_unsafe()?;
             self.refuse_content(&device)?;
@@ -51,7 +45,7 @@ impl Running {
         asking.agree()?;
         let mut notes = Vec::new();
         let wanted = [(PAGE_CLUSTER, ask.page_cluster), (SWAPPINESS, ask.swappiness)];
-        let tuned = state::settings(&self.files, &wanted, &mut notes);
+        let tuned = state::settings(&self.served.files, &wanted, &mut notes);
         let usage = Usage::Swap {
             priority: ask.priority,
             tuned,
@@ -61,33 +55,33 @@ impl Running {
             forced: ask.force,
         };
         self.carry_swap(true)?;
-        resident::begin(&self.files);
+        resident::begin(&self.served.files);
         make_present();
-        self.note_usage(Some(usage.clone()))?;
+        self.served.note_usage(Some(usage.clone()))?;
         let homes = self.homes();
         let made = (true, homes.announced());
         if let Err(e) = usage::begin(&usage, &device, made, &|what| log::line(what)) {
             self.carry_swap(false)?;
             resident::end();
-            self.note_usage(None)?;
+            self.served.note_usage(None)?;
             return Err(e);
         }
         notes.extend(usage::tune(&usage));
-        self.follow_swap(&usage, &device);
+        self.threads.follow_swap(&self.served, &usage, &device);
         notes.extend(homes.about());
         log::line(&format!("{name} is swap, by {}", device.display()));
         Ok(self.swapping(&device, &usage, notes))
     }
 
     fn carry_swap(&self, on: bool) -> Result<()> {
-        self.volume.in_memory().map_or(Ok(()), |memory| memory.carry_swap(on))
+        self.served.volume.in_memory().map_or(Ok(()), |memory| memory.carry_swap(on))
     }
 
     /// Ends the use of the device as swap.
     pub(super) fn swapoff(&self, force: bool, asking: &mut Asking<'_>) -> Result<Swapping> {
-        let name = &self.name;
-        let usage = self.state.lock().plan.usage.clone();
-        let device = self.device()?;
+        let name = &self.served.name;
+        let usage = self.served.usage();
+        let device = self.served.device()?;
         let usage = match usage {
             Some(usage @ Usage::Swap { .. }) => usage,
             // A user has made it swap by hand.
@@ -104,9 +98,10 @@ impl Running {
                     .hint(format!("`ztier swapon {name}` makes it that")));
             }
         };
-        if let Some(job) = self.state.lock().plan.job.as_ref().filter(|job| !force && job.exists())
+        if let Some(job) =
+            self.served.state.lock().plan.job.as_ref().filter(|job| !force && job.exists())
         {
-            return Err(busy(name, job));
+            return Err(using::busy(name, job));
         }
         if !force {
             self.refuse_full(&device)?;
@@ -117,8 +112,8 @@ impl Running {
         self.end_within(&usage, &device, usage::END_ALONE)?;
         self.carry_swap(false)?;
         resident::end();
-        state::untune(&self.files, Some(&usage));
-        self.note_usage(None)?;
+        state::untune(&self.served.files, Some(&usage));
+        self.served.note_usage(None)?;
         let changed = |t: &Tuned| t.now().is_ok_and(|now| now != t.before);
         let stay = was.settings.iter().filter(|t| changed(t));
         let notes = stay.map(|t| match t.now() {
@@ -138,48 +133,12 @@ impl Running {
         Swapping {
             device: device.to_owned(),
             size_bytes: area.map_or(0, |area| area.size),
-            used_bytes: area.map_or(0, |area| area.used.saturating_sub(self.ballast_bytes())),
+            used_bytes: area
+                .map_or(0, |area| area.used.saturating_sub(self.threads.ballast_bytes())),
             priority,
             settings: usage::tuned(usage).to_vec(),
             notes,
         }
-    }
-
-    /// Begins to fit the volume to carrying swap. Without that, swap works, but takes more memory.
-    pub(super) fn follow_swap(&self, usage: &Usage, device: &Path) {
-        let Usage::Swap { ballast, freed_slots, on_full, .. } = usage else { return };
-        match SwapThread::start(self, device.to_owned(), *ballast, on_full.as_deref()) {
-            Ok(thread) => *self.swap_thread.lock() = Some(thread),
-            Err(e) => log::line(&e.to_string()),
-        }
-        if *freed_slots == SlotNews::Off {
-            return;
-        }
-        match FreedSlots::start(self, device.to_owned()) {
-            Ok(thread) => *self.freed_slots.lock() = Some(thread),
-            Err(e) => log::line(&e.to_string()),
-        }
-    }
-
-    /// Bytes of the swap area that are ballast.
-    pub(super) fn ballast_bytes(&self) -> u64 {
-        self.swap_thread.lock().as_ref().map_or(0, SwapThread::ballast_bytes)
-    }
-
-    /// Bytes of pages for which the machine has room, and whether it is nearly full; `None` while
-    /// the volume is no swap.
-    pub(super) fn swap_room(&self) -> Option<(u64, bool)> {
-        self.swap_thread.lock().as_ref().and_then(SwapThread::room)
-    }
-
-    /// Ends the use `usage` of the device within `limit`, and first its ballast, which must not
-    /// come back to memory.
-    pub(super) fn end_within(&self, usage: &Usage, device: &Path, limit: Duration) -> Result<()> {
-        let swap_thread = self.swap_thread.lock().take();
-        drop(swap_thread);
-        let freed_slots = self.freed_slots.lock().take();
-        drop(freed_slots);
-        usage::end_within(usage, device, limit).inspect_err(|_| self.follow_swap(usage, device))
     }
 
     /// Refuses to end swap if memory and other swap lack the room for its content.
@@ -187,45 +146,25 @@ impl Running {
         let (Some(area), Some(room)) = (usage::swapped(device), usage::room(device)) else {
             return Ok(());
         };
-        refuse_short(&self.name, area.used.saturating_sub(self.ballast_bytes()), room)
-    }
-
-    /// Remembers the present compression ratio, if enough is stored to tell.
-    fn look_how_it_compresses(&self) {
-        if let Some(percent) = measured(&self.volume.stats()) {
-            self.state.lock().compresses_percent = Some(percent);
-        }
-    }
-
-    /// The room for pages that are swapped out.
-    pub(super) fn homes(&self) -> Homes {
-        self.look_how_it_compresses();
-        let (stats, size) = (self.volume.stats(), self.volume.size());
-        let state = self.state.lock();
-        let below = stats.spill_slots * u64::from(state.plan.segment_bytes);
-        let measured = state.compresses_percent;
-        let most = state.plan.ram_auto.map(|bounds| bounds.max_bytes);
-        Homes { size, memory: most.unwrap_or(stats.ram_limit_bytes), below, measured }
-    }
-
-    fn note_usage(&self, usage: Option<Usage>) -> Result<()> {
-        let mut state = self.state.lock();
-        state.plan.usage = usage;
-        state.write(&self.files)
+        refuse_short(
+            &self.served.name,
+            area.used.saturating_sub(self.threads.ballast_bytes()),
+            room,
+        )
     }
 
     fn refuse_unsafe(&self) -> Result<()> {
         let Some(why) = &self.unsafe_for_swap else { return Ok(()) };
         Err(Error::failure(format!(
             "the daemon of volume `{}` must not carry swap: {why}",
-            self.name
+            self.served.name
         ))
         .hint(remedy::SWAP_UNSAFE))
     }
 
     /// Refuses a device that has content.
     fn refuse_content(&self, device: &Path) -> Result<()> {
-        let bytes = self.volume.volatile_bytes();
+        let bytes = self.served.volume.volatile_bytes();
         if bytes == 0 {
             return Ok(());
         }
@@ -236,7 +175,8 @@ impl Running {
             Some(found) => format!("holds {found}"),
             None => format!("holds {} of something unknown", human(bytes)),
         };
-        Err(Error::would_lose(format!("volume `{}` {what}", self.name)).hint(remedy::SWAP_HOLDS))
+        Err(Error::would_lose(format!("volume `{}` {what}", self.served.name))
+            .hint(remedy::SWAP_HOLDS))
     }
 }
 
@@ -266,56 +206,6 @@ fn refuse_kind(plan: &Plan) -> Result<()> {
     }
 }
 
-/// The compression ratio of swapped-out data, in percent; `None` while there is too little.
-fn measured(stats: &Stats) -> Option<u64> {
-    let taken = stats.compr_data_bytes + stats.record_headers_bytes;
-    (stats.orig_data_bytes >= TELLING).then(|| stats.orig_data_bytes * 100 / taken.max(1))
-}
-
-/// The room for pages that are swapped out.
-pub(super) struct Homes {
-    /// Size of the device in bytes.
-    size: u64,
-    /// The memory limit, or the highest one that adapting may reach, in bytes.
-    memory: u64,
-    /// Size of the spill device's slots, in bytes.
-    below: u64,
-    /// The measured compression ratio of pages, in percent, if known.
-    measured: Option<u64>,
-}
-
-impl Homes {
-    /// The expected capacity as swap space, in bytes. A kernel that is told of more finds out only
-    /// when it is too late.
-    pub(super) fn announced(&self) -> u64 {
-        let hold = (self.memory + self.below) / 100 * self.measured.unwrap_or(ASSUMED).max(100);
-        self.size.min(hold.next_multiple_of(1 << 20))
-    }
-
-    /// A note if the capacity is less than the device.
-    pub(super) fn about(&self) -> Option<String> {
-        let announced = self.announced();
-        let percent = self.measured.unwrap_or(ASSUMED) as f64;
-        let known = match self.measured {
-            Some(_) => "as measured",
-            None => "which is assumed until it is known",
-        };
-        (announced < self.size).then(|| {
-            format!(
-                "swap is {} of its {}: what {} of memory{} hold at {:.1} : 1, {known}",
-                human(announced),
-                human(self.size),
-                human(self.memory),
-                match self.below {
-                    0 => String::new(),
-                    below => format!(" and {} of the spill device", human(below)),
-                },
-                percent / 100.0,
-            )
-        })
-    }
-}
-
 fn refuse_short(name: &str, used: u64, room: Room) -> Result<()> {
     if used <= room.memory.saturating_add(room.swap) {
         return Ok(());
@@ -328,12 +218,6 @@ fn refuse_short(name: &str, used: u64, room: Room) -> Result<()> {
         human(room.swap)
     ))
     .hint(remedy::SWAP_FULL))
-}
-
-/// The error for a volume that a job needs.
-pub(super) fn busy(name: &str, job: &Job) -> Error {
-    Error::busy(format!("volume `{name}` is that of `ztier run` (process {})", job.pid))
-        .hint("end that, and the volume goes with it")
 }
 
 /// Sends an event when the runner of the plan's job ends.
@@ -357,27 +241,6 @@ pub(super) fn watch(plan: &Plan, events: SyncSender<Event>) {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-
-    #[test]
-    fn swap_is_no_larger_than_what_its_homes_hold() {
-        let homes = Homes { size: 4 << 30, memory: 256 << 20, below: 0, measured: None };
-        assert_eq!(homes.announced(), 768 << 20);
-        assert_eq!(
-            homes.about().unwrap(),
-            "swap is 768 MiB of its 4 GiB: what 256 MiB of memory hold at 3.0 : 1, which is assumed \
-             until it is known"
-        );
-        let homes = Homes { below: 1 << 30, measured: Some(200), ..homes };
-        assert_eq!(homes.announced(), 2560 << 20);
-        let said = homes.about().unwrap();
-        let text = "256 MiB of memory and 1 GiB of the spill device hold at 2.0 : 1, as measured";
-        assert!(said.ends_with(text), "{said}");
-        let homes = Homes { size: 1 << 30, ..homes };
-        assert_eq!((homes.announced(), homes.about()), (1 << 30, None));
-        // Compressed data may take more than its size, but a page never counts as more than a page.
-        let homes = Homes { size: 1 << 30, memory: 64 << 20, below: 0, measured: Some(90) };
-        assert_eq!(homes.announced(), 64 << 20);
-    }
 
     #[test]
     fn what_has_no_room_in_memory_stays_swapped_out() {

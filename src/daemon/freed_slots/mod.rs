@@ -19,7 +19,7 @@ mod process;
 pub use process::main;
 
 use super::log;
-use super::running::Running;
+use super::served::Served;
 use crate::device::Worker;
 use crate::error::Result;
 use crate::system::holders::is_swap;
@@ -52,24 +52,24 @@ pub(super) struct FreedSlots {
 }
 
 impl FreedSlots {
-    /// Starts the thread for `running`, whose `device` is swap.
+    /// Starts the thread for `served`, whose `device` is swap.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(super) fn start(running: &Running, device: PathBuf) -> Result<Self> {
-        let work = move |running: &Weak<Running>, stop: &AtomicBool| follow(running, stop, &device);
-        let thread = Worker::start("ztier-freed", Weak::clone(&running.me), work)?;
+    pub(super) fn start(served: Weak<Served>, device: PathBuf) -> Result<Self> {
+        let work = move |served: &Weak<Served>, stop: &AtomicBool| follow(served, stop, &device);
+        let thread = Worker::start("ztier-freed", served, work)?;
         Ok(Self { _thread: thread })
     }
 }
 
 /// Follows the news of each area on `device` until `stop`.
-fn follow(running: &Weak<Running>, stop: &AtomicBool, device: &Path) {
+fn follow(served: &Weak<Served>, stop: &AtomicBool, device: &Path) {
     let ended = || stop.load(Ordering::Acquire);
     // A kernel without the functions never has the news.
     if let Err(e) = available() {
-        let Some(running) = running.upgrade() else { return };
-        return log::line(&format!("{}: no news of freed swap slots: {e}", running.name));
+        let Some(served) = served.upgrade() else { return };
+        return log::line(&format!("{}: no news of freed swap slots: {e}", served.name));
     }
     let (mut pause, mut told) = (BEGIN, false);
     while !waits(pause, stop) {
@@ -78,13 +78,13 @@ fn follow(running: &Weak<Running>, stop: &AtomicBool, device: &Path) {
         if !is_swap(device) {
             continue;
         }
-        let Some(strong) = running.upgrade() else { return };
+        let Some(strong) = served.upgrade() else { return };
         match link::begin(&strong.volume, &strong.name, stop) {
             Ok(news) => {
                 log::line(&format!("{}: blocks of freed swap slots are dropped", strong.name));
                 drop(strong);
                 told = false;
-                drop_all(running, &news, stop);
+                drop_all(served, &news, stop);
             }
             Err(e) => {
                 pause = RETRY;
@@ -97,12 +97,12 @@ fn follow(running: &Weak<Running>, stop: &AtomicBool, device: &Path) {
 }
 
 /// Drops the blocks of freed slots until the area ends.
-fn drop_all(running: &Weak<Running>, news: &News, stop: &AtomicBool) {
+fn drop_all(served: &Weak<Served>, news: &News, stop: &AtomicBool) {
     let ended = || stop.load(Ordering::Acquire);
     loop {
         let ends = waits(LOOK, stop);
-        let Some(running) = running.upgrade() else { return };
-        let Some(memory) = running.volume.in_memory() else { return };
+        let Some(served) = served.upgrade() else { return };
+        let Some(memory) = served.volume.in_memory() else { return };
         if ends || !news.watches() {
             return memory.follow_freed(None);
         }
