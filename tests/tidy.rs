@@ -41,6 +41,38 @@ const BESIDE: [&str; 10] = [
 /// those below it, by their names, and nothing else of its engine. Tests may.
 const ROOMS: [(&str, &[&str]); 2] =
     [("log", &["run", "recovery", "core", "disk", "planted"]), ("ram", &["store"])];
+/// Files with `unsafe` outside of tests, by the classes of `ARCHITECTURE.md`.
+const UNSAFE: [&[&str]; 6] = [
+    &[
+        "media/mapping",
+        "media/part",
+        "media/pool",
+        "media/ring_buffers",
+        "media/arena",
+        "media/words",
+        "media/prefetch",
+        "ram/store/frames",
+        "daemon/swappable",
+        "export/ublk/memory",
+    ],
+    &["log/core/fill", "device/volume/worker_pool"],
+    &["media/ring/uring", "export/ublk/queue", "export/ublk/control"],
+    &["media/ioctls"],
+    &[
+        "codec/mod",
+        "daemon/freed_slots/load",
+        "media/claims",
+        "system/reclaim",
+        "export/nbd/listen",
+        "export/nbd/connection",
+        "device/volume/refill",
+        "daemon/heap",
+        "cli/doctor",
+        "cli/run",
+        "cli/run/relay",
+    ],
+    &["media/buffer"],
+];
 const LINES_MAX: usize = 800;
 const COLUMNS_MAX: usize = 100;
 const FUNCTION_MAX: usize = 70;
@@ -251,6 +283,20 @@ fn no_files_use_each_other_in_a_circle() {
         .collect();
     let found = circles(&files);
     assert!(found.is_empty(), "circles: {found:?}");
+}
+
+#[test]
+fn unsafe_code_is_where_the_table_says() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let is_letter = |c: char| c.is_alphanumeric() || c == '_';
+    let has_some = |text: &str| text.split(|c| !is_letter(c)).any(|word| word == "unsafe");
+    let found: BTreeSet<String> = sources("src")
+        .into_iter()
+        .filter(|path| has_some(without_tests(&code_of(&fs::read_to_string(path).unwrap()))))
+        .map(|path| path.strip_prefix(&root).unwrap().with_extension("").display().to_string())
+        .collect();
+    let known = UNSAFE.iter().flat_map(|files| files.iter()).map(|file| (*file).to_owned());
+    assert_eq!(found, known.collect());
 }
 
 #[test]

@@ -9,12 +9,10 @@
 //! swap, so that locking does not wait for the volume.
 
 use crate::config::paths::VolumeFiles;
+use crate::media::{MappedFor, Mapping};
 use parking_lot::Mutex;
-use rustix::mm::{MapFlags, ProtFlags, mlock, mmap, munmap};
-use std::ffi::c_void;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 const PAGE: u64 = 4096;
@@ -23,14 +21,10 @@ const PAGE: u64 = 4096;
 /// them here.
 #[derive(Debug)]
 pub(super) struct Locked {
-    start: *mut c_void,
-    len: usize,
+    pages: Mapping,
     /// The first byte of the file that is locked.
     from: u64,
 }
-
-// SAFETY: it is an address range that nothing dereferences.
-unsafe impl Send for Locked {}
 
 impl Locked {
     /// The whole file at `path`.
@@ -59,25 +53,11 @@ impl Locked {
         let len = (file.metadata()?.len().saturating_sub(from)) as usize;
         if len == 0 {
             // The next page is made by the write that needs it.
-            return Ok(Self { start: std::ptr::null_mut(), len, from });
+            return Ok(Self { pages: Mapping::EMPTY, from });
         }
-        let flags = MapFlags::SHARED;
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
-        let start =
-            unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, file.as_fd(), from) }?;
-        let locked = Self { start, len, from };
-        // SAFETY: our own mapping; locking changes no contents.
-        unsafe { mlock(start, len) }?;
-        Ok(locked)
-    }
-}
-
-impl Drop for Locked {
-    fn drop(&mut self) {
-        if self.len > 0 {
-            // SAFETY: the mapping belongs to this value and is unused.
-            let _ = unsafe { munmap(self.start, self.len) };
-        }
+        let pages = Mapping::shared(file, MappedFor::Reading, from, len)?;
+        pages.lock()?;
+        Ok(Self { pages, from })
     }
 }
 
@@ -122,7 +102,7 @@ pub(super) fn line_written() {
     let Some(kept) = kept.as_mut() else { return };
     let Ok(len) = kept.log_path.metadata().map(|log| log.len()) else { return };
     let from = len / PAGE * PAGE;
-    if kept.log.as_ref().is_none_or(|log| log.from != from || log.len == 0) {
+    if kept.log.as_ref().is_none_or(|log| log.from != from || log.pages.is_empty()) {
         // The new page first: the line may have crossed a border.
         let new = Locked::end_of(&kept.log_path).ok();
         kept.log = new;
@@ -149,7 +129,7 @@ mod tests {
         for (len, from, size) in [(0, 0, 0), (10, 0, 10), (4096, 4096, 0), (9000, 8192, 808)] {
             fs::write(&path, vec![b'x'; len]).unwrap();
             let locked = Locked::end_of(&path).unwrap();
-            assert_eq!((locked.from, locked.len), (from, size), "{len}");
+            assert_eq!((locked.from, locked.pages.len()), (from, size), "{len}");
         }
         assert!(Locked::end_of(Path::new("/dev/null")).is_err());
         assert!(Locked::end_of(dir.path()).is_err());

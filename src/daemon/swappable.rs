@@ -2,8 +2,7 @@
 //! says of each page.
 
 use crate::error::{Context, Result};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
-use std::ffi::c_void;
+use crate::media::{Hint, Mapping};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
@@ -36,8 +35,7 @@ impl Slot {
 
 /// Private memory that this process alone accesses, by one thread.
 pub(super) struct Swappable {
-    start: *mut c_void,
-    len: usize,
+    pages: Mapping,
     map: File,
 }
 
@@ -47,18 +45,12 @@ impl Swappable {
     /// # Errors
     /// There is no address space, or the kernel does not say where pages are.
     pub fn new(len: usize) -> Result<Self> {
-        let (access, flags) =
-            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
-        let len = len.max(PAGE);
-        // SAFETY: a new mapping, at an address of the kernel's choice.
-        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, flags) }
-            .context("no address space for pages to swap out")?;
+        let pages = Mapping::anonymous(len.max(PAGE));
+        let pages = pages.context("no address space for pages to swap out")?;
         let map = File::open("/proc/self/pagemap").context("cannot open /proc/self/pagemap")?;
-        let memory = Self { start, len, map };
-        // A huge page would take one slot where the kernel swaps it out whole. Without huge pages
-        // the call fails.
-        let _ = memory.advise(0, len, Advice::LinuxNoHugepage);
-        Ok(memory)
+        // A huge page would take one slot where the kernel swaps it out whole.
+        pages.prefer(Hint::NoHugePages);
+        Ok(Self { pages, map })
     }
 
     /// Writes `bytes` from `at` on.
@@ -66,11 +58,10 @@ impl Swappable {
     /// # Panics
     /// The range is outside.
     pub fn write(&self, at: usize, bytes: &[u8]) {
-        assert!(at + bytes.len() <= self.len, "range outside the pages");
         for (byte, at) in bytes.iter().zip(at..) {
             // SAFETY: within the mapping, which only this thread accesses. Volatile: the compiler
             // must not leave out writes whose values no code reads.
-            unsafe { self.start.cast::<u8>().add(at).write_volatile(*byte) };
+            unsafe { self.pages.at(at).write_volatile(*byte) };
         }
     }
 
@@ -79,15 +70,15 @@ impl Swappable {
     /// # Errors
     /// The system's.
     pub fn page_out(&self, at: usize, len: usize) -> Result<()> {
-        self.advise(at, len, Advice::LinuxPageOut).context("cannot swap pages out")
+        self.pages.hint(at..at + len, Hint::PageOut).context("cannot swap pages out")
     }
 
     /// Frees `len` bytes from `at` on, whole pages, in memory and in swap.
     ///
     /// # Errors
     /// The system's.
-    pub fn free(&self, at: usize, len: usize) -> Result<()> {
-        self.advise(at, len, Advice::LinuxDontNeed).context("cannot free pages")
+    pub fn free(&mut self, at: usize, len: usize) -> Result<()> {
+        self.pages.forget(at..at + len).context("cannot free pages")
     }
 
     /// The entries of the pages of `len` bytes from `at` on, for [`Slot::of`].
@@ -96,23 +87,10 @@ impl Swappable {
     /// The system's.
     pub fn entries(&self, at: usize, len: usize) -> Result<Vec<u64>> {
         let mut entries = vec![0; len / PAGE * 8];
-        let first = (self.start.addr() + at) / PAGE;
+        let first = self.pages.at(at).addr() / PAGE;
         let read = self.map.read_exact_at(&mut entries, first as u64 * 8);
         read.context("cannot read /proc/self/pagemap")?;
         Ok(entries.as_chunks::<8>().0.iter().map(|entry| u64::from_ne_bytes(*entry)).collect())
-    }
-
-    fn advise(&self, at: usize, len: usize, how: Advice) -> rustix::io::Result<()> {
-        assert!(at + len <= self.len, "range outside the pages");
-        // SAFETY: the range is within the mapping, to which no reference exists.
-        unsafe { madvise(self.start.byte_add(at), len, how) }
-    }
-}
-
-impl Drop for Swappable {
-    fn drop(&mut self) {
-        // SAFETY: the mapping belongs to this value, and no reference to it exists.
-        let _ = unsafe { munmap(self.start, self.len) };
     }
 }
 
@@ -130,15 +108,15 @@ mod tests {
 
     #[test]
     fn pages_are_present_once_they_are_written_and_until_they_are_freed() {
-        let memory = Swappable::new(4 * PAGE).unwrap();
-        let present = || {
+        let mut memory = Swappable::new(4 * PAGE).unwrap();
+        let present = |memory: &Swappable| {
             let entries = memory.entries(0, 4 * PAGE).unwrap();
             entries.iter().map(|entry| entry >> 63 == 1).collect::<Vec<_>>()
         };
-        assert_eq!(present(), [false; 4]);
+        assert_eq!(present(&memory), [false; 4]);
         memory.write(PAGE - 1, &[1, 2]);
-        assert_eq!(present(), [true, true, false, false]);
+        assert_eq!(present(&memory), [true, true, false, false]);
         memory.free(PAGE, PAGE).unwrap();
-        assert_eq!(present(), [true, false, false, false]);
+        assert_eq!(present(&memory), [true, false, false, false]);
     }
 }

@@ -1,7 +1,6 @@
 //! A memory file (`memfd`) mapped whole: sparse, addressed by offset, returned page by page.
 //!
 //! Invariants:
-//! - the mapping has a fixed address and length for as long as the [`Arena`] lives;
 //! - a stored reference to a place in it is an offset, never an address;
 //! - an arena that ends becomes a spare one (see [`super::Spares`]) only if nothing else refers to
 //!   its file, and all its bytes are zeros.
@@ -11,34 +10,26 @@
 //! itself, which is what `MADV_REMOVE` does inside the kernel.
 
 use super::PAGE;
+use super::mapping::{Hint, MappedFor, Mapping};
 use super::spares::Home;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// A sparse range of memory behind a memory file.
 #[derive(Debug)]
 pub struct Arena {
     file: Arc<OwnedFd>,
-    base: NonNull<u8>,
-    len: usize,
+    memory: Mapping,
     /// The spares that it becomes one of when it ends; `None`: its memory goes back to the machine.
     home: Option<Box<Home>>,
 }
 
 /// Bytes of memory that a spare arena keeps. To zero them is faster than to fault them in again.
 const SPARED: usize = 256 << 10;
-
-// SAFETY: an `Arena` is an address range. It hands out raw pointers only; the code that
-// dereferences them answers for races. Its own calls are system calls that the kernel serializes.
-unsafe impl Send for Arena {}
-// SAFETY: as above.
-unsafe impl Sync for Arena {}
 
 impl Arena {
     /// Maps a memory file of `len` bytes, whole pages.
@@ -47,23 +38,9 @@ impl Arena {
     /// The system's, with the name and size.
     pub(super) fn over(file: Arc<OwnedFd>, name: &str, len: usize) -> Result<Self> {
         let what = || format!("cannot reserve {len} bytes of address space for {name}");
-        // SAFETY: a new shared mapping at an address of the kernel's choice overlaps nothing.
-        let base = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::NORESERVE,
-                &*file,
-                0,
-            )
-        }
-        .context(what())?;
-        // A core dump would contain the content, and allocate each page that has no memory yet.
-        // SAFETY: advice on our own mapping changes no contents.
-        let _ = unsafe { madvise(base, len, Advice::LinuxDontDump) };
-        let base = NonNull::new(base.cast()).ok_or_else(|| Error::failure(what()))?;
-        Ok(Self { file, base, len, home: None })
+        let memory = Mapping::shared(&*file, MappedFor::Writing, 0, len).context(what())?;
+        memory.prefer(Hint::DontDump);
+        Ok(Self { file, memory, home: None })
     }
 
     /// This arena, which becomes one of the spares of `home` when it ends.
@@ -79,7 +56,7 @@ impl Arena {
 
     /// Bytes of address space.
     pub fn len(&self) -> usize {
-        self.len
+        self.memory.len()
     }
 
     /// Never: an arena has at least a page.
@@ -87,18 +64,14 @@ impl Arena {
         false
     }
 
-    /// Asks for huge pages. Where the machine gives none (`shmem_enabled` is `never`) this changes
-    /// nothing.
+    /// Asks for huge pages.
     pub fn prefer_huge_pages(&self) {
-        // SAFETY: advice on our own mapping changes no contents.
-        let _ = unsafe { madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxHugepage) };
+        self.memory.prefer(Hint::HugePages);
     }
 
-    /// Refuses huge pages, even where the machine gives them to all files (`shmem_enabled` is
-    /// `always`): memory that is touched page by page would take 2 MiB each time.
+    /// Refuses huge pages: memory that is touched page by page would take 2 MiB each time.
     pub fn refuse_huge_pages(&self) {
-        // SAFETY: advice on our own mapping changes no contents.
-        let _ = unsafe { madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxNoHugepage) };
+        self.memory.prefer(Hint::NoHugePages);
     }
 
     /// Keeps every page resident from the moment it is first touched.
@@ -106,16 +79,8 @@ impl Arena {
     /// # Errors
     /// The system's, when the process may not lock that much.
     pub fn lock(&self) -> Result<()> {
-        // SAFETY: locking our own mapping changes no contents.
-        unsafe {
-            rustix::mm::mlock_with(
-                self.base.as_ptr().cast(),
-                self.len,
-                rustix::mm::MlockFlags::ONFAULT,
-            )
-        }
-        .context("cannot lock the volume's memory")
-        .map_err(|e| e.hint("run as root, or raise the limit (ulimit -l)"))
+        let locked = self.memory.lock_on_fault().context("cannot lock the volume's memory");
+        locked.map_err(|e| e.hint("run as root, or raise the limit (ulimit -l)"))
     }
 
     /// The address of `offset`.
@@ -123,19 +88,18 @@ impl Arena {
     /// # Panics
     /// When `offset` is outside; offsets come from the index and the segment table only.
     pub fn at(&self, offset: usize) -> *mut u8 {
-        assert!(offset < self.len, "offset {offset} outside an arena of {} bytes", self.len);
-        // SAFETY: just checked to be inside the mapping.
-        unsafe { self.base.as_ptr().add(offset) }
+        self.memory.at(offset)
     }
 
     /// Makes the pages of a range present and writable, so that no later access faults or fails.
     ///
     /// # Errors
     /// `ENOMEM` and its like: the machine has no memory left.
+    ///
+    /// # Panics
+    /// When the range is outside.
     pub fn populate(&self, offset: usize, len: usize) -> rustix::io::Result<()> {
-        assert!(offset + len <= self.len, "range outside the arena");
-        // SAFETY: inside our own mapping; populating changes no contents.
-        unsafe { madvise(self.at(offset).cast(), len, Advice::LinuxPopulateWrite) }
+        self.memory.hint(offset..offset + len, Hint::PopulateWrite)
     }
 
     /// Ranges that have memory behind them, ascending, in whole pages; all else reads as zeros.
@@ -146,7 +110,7 @@ impl Arena {
 
     /// Gives the pages of a range back to the machine. They read as zeros afterwards.
     pub fn remove(&self, offset: usize, len: usize) {
-        assert!(offset + len <= self.len, "range outside the arena");
+        assert!(offset + len <= self.len(), "range outside the arena");
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         // A memory file of ours always takes this call. If it did not, the stale memory would stay
         // ours, and would be written anew before it is read again.
@@ -180,16 +144,14 @@ impl Arena {
         }
     }
 
-    /// Becomes spare instead of ending, if nothing else refers to the file; returns whether it did.
-    fn becomes_spare(&mut self) -> bool {
-        let Some(home) = self.home.take() else { return false };
+    /// Becomes spare instead of ending, if nothing else refers to the file.
+    fn becomes_spare(&mut self) {
+        let Some(home) = self.home.take() else { return };
         // The set is gone when this is the only reference to the file: nothing gives it out later.
         if Arc::get_mut(&mut self.file).is_none() || home.is_shared() || !self.empty() {
-            return false;
+            return;
         }
-        let Self { ref file, base, len, .. } = *self;
-        home.keep(Self { file: file.clone(), base, len, home: None });
-        true
+        home.keep(Self { file: self.file.clone(), memory: self.memory.take(), home: None });
     }
 }
 
@@ -206,7 +168,7 @@ impl Iterator for Present<'_> {
         let file = &*self.arena.file;
         // The call fails when no data is behind `at`: that is the end.
         let start = seek(file, SeekFrom::Data(self.at)).ok()?;
-        let end = seek(file, SeekFrom::Hole(start)).unwrap_or(self.arena.len as u64);
+        let end = seek(file, SeekFrom::Hole(start)).unwrap_or(self.arena.len() as u64);
         self.at = end;
         Some(start as usize / PAGE * PAGE..(end as usize).next_multiple_of(PAGE))
     }
@@ -214,12 +176,7 @@ impl Iterator for Present<'_> {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        if self.becomes_spare() {
-            return;
-        }
-        // SAFETY: the mapping is ours, was not passed on, and no reference into it can outlive
-        // `self`.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        self.becomes_spare();
     }
 }
 

@@ -64,7 +64,7 @@ impl Deref for Buffer {
             Home::Own(pages) => unsafe {
                 std::slice::from_raw_parts(pages.as_ptr().cast(), pages.len() * ALIGN)
             },
-            Home::Lent(lent) => lent.bytes(),
+            Home::Lent(lent) => lent,
         }
     }
 }
@@ -77,7 +77,7 @@ impl DerefMut for Buffer {
                 // SAFETY: as above; the borrow of `self` is exclusive.
                 unsafe { std::slice::from_raw_parts_mut(pages.as_mut_ptr().cast(), len) }
             }
-            Home::Lent(lent) => lent.bytes_mut(),
+            Home::Lent(lent) => lent,
         }
     }
 }

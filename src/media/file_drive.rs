@@ -16,6 +16,7 @@ use super::drive::{ALIGN, Action, Drive, DriveError, write_part_as_block};
 use super::failures::Failures;
 use super::flushes::Flushes;
 use super::holder;
+use super::ioctls;
 use super::layers::{self, Layer, Tree};
 use super::sector::{Made as MadeFor, Sector};
 use super::sysfs;
@@ -25,16 +26,11 @@ use parking_lot::Mutex;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, RawMode, Stat};
 use rustix::io::Errno;
-use rustix::ioctl::{Getter, Opcode, Setter, ioctl, opcode};
 use std::cell::Cell;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
-
-const BLKROGET: Opcode = opcode::none(0x12, 94);
-const BLKGETSIZE64: Opcode = opcode::read::<usize>(0x12, 114);
-const BLKDISCARD: Opcode = opcode::none(0x12, 119);
 
 /// How long opening a drive waits for another process to let it go.
 const BUSY_WAIT: Duration = Duration::from_secs(1);
@@ -246,10 +242,7 @@ impl FileDrive {
         }
         let _ = match self.node {
             Node::File => rustix::fs::fallocate(&self.fd, ZERO_MODES[0], at, len),
-            // SAFETY: BLKDISCARD reads two u64, start and length in bytes, from its argument.
-            Node::Device(_) => unsafe {
-                ioctl(&self.fd, Setter::<BLKDISCARD, [u64; 2]>::new([at, len]))
-            },
+            Node::Device(_) => ioctls::discard(&self.fd, at, len),
         };
     }
 
@@ -279,9 +272,7 @@ impl FileDrive {
         match self.node {
             Node::File => self.lock_file()?,
             Node::Device(_) if self.access == Access::Exclusive => {
-                // SAFETY: BLKROGET stores one int.
-                let locked = unsafe { ioctl(&self.fd, Getter::<BLKROGET, i32>::new()) };
-                if locked.context(cannot(&self.path))? != 0 {
+                if ioctls::is_read_only(&self.fd).context(cannot(&self.path))? {
                     return Err(read_only(&self.path).into());
                 }
             }
@@ -327,9 +318,7 @@ impl FileDrive {
                         .hint(format!("give a drive with sectors of at most {ALIGN} bytes")));
                 }
                 self.sector = Sector::of_requests(sector);
-                // SAFETY: BLKGETSIZE64 stores one u64; its number names `size_t` by mistake.
-                let bytes = unsafe { ioctl(&self.fd, Getter::<BLKGETSIZE64, u64>::new()) };
-                bytes.context(cannot(&self.path))?
+                ioctls::size_bytes(&self.fd).context(cannot(&self.path))?
             }
         };
         self.rest = bytes % ALIGN as u64;

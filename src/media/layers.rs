@@ -10,7 +10,7 @@
 //! `shared`, because sibling devices use other parts of it. The search asks only local file systems
 //! and those that the drive itself needs, so a dead file server cannot stop it.
 
-use super::loops::LoopInfo;
+use super::ioctls::{LoopInfo, loop_info};
 use super::mounts::{MountEntry, mount_of, mounts};
 use super::sysfs::{self, SYS, disk_of, entries, is_partition, name, node_of, number_in};
 use rustix::fs::{Mode, OFlags};
@@ -244,7 +244,7 @@ fn ask(disk: &Path) -> Option<LoopInfo> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let node = rustix::fs::open(node_of(disk), flags, Mode::empty()).ok()?;
     let is_it = rustix::fs::fstat(&node).is_ok_and(|stat| Some(stat.st_rdev) == number_in(disk));
-    if is_it { LoopInfo::of(&node).ok() } else { None }
+    if is_it { loop_info(&node).ok() } else { None }
 }
 
 fn shifted(bytes: &Range<u64>, by: u64) -> Range<u64> {

@@ -6,6 +6,7 @@
 //! Invariants: a frame is the only access to its bytes, like a `Box`; a place without a frame has
 //! no memory behind it.
 
+use super::part::Part;
 use super::{Arena, Memory, PAGE};
 use crate::error::Result;
 use parking_lot::Mutex;
@@ -67,8 +68,11 @@ impl Pool {
             }
         };
         let at = place as usize * self.0.frame;
+        // SAFETY: the home keeps the arena, and gives the place to no other frame until this one is
+        // dropped.
+        let part = unsafe { Part::new(&self.0.arena, at, len, Arc::clone(&self.0)) };
         // From here on, dropping the frame gives its place back.
-        let frame = Frame { home: Arc::clone(&self.0), start: self.0.arena.at(at), len, place };
+        let frame = Frame { part, place };
         self.0.arena.populate(at, len).is_ok().then_some(frame)
     }
 }
@@ -76,38 +80,27 @@ impl Pool {
 /// A piece of memory; dropping it gives the memory back.
 #[derive(Debug)]
 pub struct Frame {
-    home: Arc<Home>,
-    start: *mut u8,
-    len: usize,
+    part: Part<Arc<Home>>,
     place: u32,
 }
-
-// SAFETY: it is the only way to its bytes, which live as long as `home`, like a `Box` of bytes.
-unsafe impl Send for Frame {}
-// SAFETY: as above: through a shared reference it is only read.
-unsafe impl Sync for Frame {}
 
 impl Frame {
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: inside the arena (`len` is at most a frame, and `at` has checked its begin),
-        // which `home` keeps mapped; memory of a file is always initialised. No other frame has
-        // this place until this one is dropped, so only the exclusive holder of `self` writes to
-        // it.
-        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+        &self.part
     }
 
     /// Its bytes, mutable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above; the borrow of `self` is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
+        &mut self.part
     }
 }
 
 impl Drop for Frame {
     fn drop(&mut self) {
-        self.home.arena.remove(self.place as usize * self.home.frame, self.len);
-        self.home.free.lock().places.push(self.place);
+        let home = self.part.keeper();
+        home.arena.remove(self.place as usize * home.frame, self.part.len());
+        home.free.lock().places.push(self.place);
     }
 }
 

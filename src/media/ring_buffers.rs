@@ -7,6 +7,7 @@
 //! - a piece that was not taken back keeps its content when its buffer is gone, so that another
 //!   process can read it after the end of this one.
 
+use super::part::Part;
 use super::{ALIGN, Arena, Buffer};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -33,42 +34,14 @@ struct Piece {
     lease: Arc<Lease>,
 }
 
-/// Keeps the memory mapped.
+/// Keeps the memory mapped, and lent to no other buffer.
 #[derive(Debug)]
-struct Lease {
+pub(super) struct Lease {
     _arena: Arc<Arena>,
 }
 
 /// The memory of a lent buffer.
-#[derive(Debug)]
-pub(super) struct Lent {
-    start: *mut u8,
-    len: usize,
-    _lease: Arc<Lease>,
-}
-
-// SAFETY: it is the only way to memory that lives as long as its lease, like a `Box` of bytes.
-unsafe impl Send for Lent {}
-// SAFETY: as above: through a shared reference it is only read.
-unsafe impl Sync for Lent {}
-
-impl Lent {
-    pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: the bytes are inside the arena, which the lease keeps mapped; memory of a file is
-        // always initialised. `RingBuffers` lends them to no other buffer while the lease lives, so
-        // only the exclusive holder of `self` writes to them.
-        unsafe { std::slice::from_raw_parts(self.start, self.len) }
-    }
-
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above; the borrow of `self` is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
-    }
-
-    pub(super) fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
-    }
-}
+pub(super) type Lent = Part<Arc<Lease>>;
 
 impl RingBuffers {
     /// A ring over a memory file. `kept` are the pieces that another process had lent and not taken
@@ -100,8 +73,10 @@ impl RingBuffers {
         let at = self.place(len)?;
         let lease = self.push(at);
         self.head = at + len;
-        let start = self.arena.at(at);
-        Some((at, Buffer::lent(Lent { start, len, _lease: lease })))
+        // SAFETY: the lease keeps the arena, and while it lives the bytes are lent to no other
+        // buffer and read by no other code.
+        let lent = unsafe { Part::new(&self.arena, at, len, lease) };
+        Some((at, Buffer::lent(lent)))
     }
 
     fn push(&mut self, at: usize) -> Arc<Lease> {
@@ -138,8 +113,9 @@ impl RingBuffers {
     pub fn settle(&mut self, buffer: &mut Buffer, len: usize) {
         let len = len.next_multiple_of(ALIGN);
         let Some(last) = self.pieces.back().filter(|_| self.kept > 0) else { return };
-        let start = self.arena.at(last.at);
-        if let Some(lent) = buffer.as_lent().filter(|lent| lent.start == start && lent.len >= len) {
+        let start = self.arena.at(last.at).cast_const();
+        let is_it = |lent: &&mut Lent| lent.address() == start && lent.len() >= len;
+        if let Some(lent) = buffer.as_lent().filter(is_it) {
             lent.truncate(len);
             self.head = last.at + len;
         }

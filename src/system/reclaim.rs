@@ -155,7 +155,7 @@ fn touch(range: Range<usize>, how: Advice) -> usize {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+    use crate::media::Mapping;
 
     #[test]
     fn says_the_truth() {
@@ -179,21 +179,15 @@ mod tests {
     #[test]
     fn what_is_mapped_is_made_present() {
         let len = 1 << 20;
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
-        let base = unsafe {
-            let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-            mmap_anonymous(std::ptr::null_mut(), len, access, flags).unwrap()
-        };
+        let memory = Mapping::anonymous(len).unwrap();
         let resident = || {
             let mut pages = vec![0_u8; len / 4096];
             // SAFETY: one byte a page of the mapping above.
-            assert_eq!(unsafe { libc::mincore(base, len, pages.as_mut_ptr()) }, 0);
+            assert_eq!(unsafe { libc::mincore(memory.at(0).cast(), len, pages.as_mut_ptr()) }, 0);
             pages.iter().filter(|page| **page & 1 == 1).count()
         };
         assert_eq!(resident(), 0);
         assert!(make_present() >= len);
         assert_eq!(resident(), len / 4096);
-        // SAFETY: the mapping above, which nothing uses any more.
-        unsafe { munmap(base, len).unwrap() };
     }
 }

@@ -78,7 +78,7 @@ impl Pages {
     }
 
     /// Makes a chunk of zeros, and has it swapped out. Returns whether all of it is.
-    fn page_out(&self, at: u64) -> Result<bool> {
+    fn page_out(&mut self, at: u64) -> Result<bool> {
         let (at, len) = (at as usize, CHUNK as usize);
         let mut missing: Vec<usize> = (at..at + len).step_by(PAGE).collect();
         for _ in 0..TRIES {

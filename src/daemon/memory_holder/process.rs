@@ -11,9 +11,10 @@ use super::wire::{bound, receive, send};
 use super::{Answer, Manifest, Say};
 use crate::daemon::itself;
 use crate::error::{Context, Error, Result};
+use crate::media::{Hint, MappedFor, Mapping};
 use crate::private;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::mm::{MapFlags, MlockAllFlags, MlockFlags, ProtFlags};
+use rustix::mm::MlockAllFlags;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{SocketFlags, SocketType, accept_with, listen};
 use std::io::ErrorKind;
@@ -86,7 +87,7 @@ struct Keeping {
     /// Clients that have sent nothing yet, and their deadlines.
     silent: Vec<(OwnedFd, Instant)>,
     /// Keeps the memory from being swapped out while no daemon does.
-    locked: Vec<Locked>,
+    locked: Vec<Mapping>,
 }
 
 impl Keeping {
@@ -225,49 +226,25 @@ impl Keeping {
     /// lock, the daemon could not lock it either.
     fn lock(&mut self) {
         if !self.manifest.resident {
-            self.locked = self.files.iter().filter_map(Locked::new).collect();
+            self.locked = self.files.iter().filter_map(locked).collect();
         }
     }
 }
 
 /// A whole memory file, mapped and locked. No access goes through the mapping.
-struct Locked {
-    base: *mut std::ffi::c_void,
-    len: usize,
-}
-
-impl Locked {
-    fn new(file: &OwnedFd) -> Option<Self> {
-        let len = rustix::fs::fstat(file).ok()?.st_size as usize;
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
-        let base =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, file, 0) }
-                .ok()?;
-        let locked = Self { base, len };
-        // SAFETY: advice on our own mapping changes no contents.
-        let _ = unsafe { rustix::mm::madvise(base, len, rustix::mm::Advice::LinuxDontDump) };
-        // Lock only what is allocated: locking the whole range would fill the file's holes.
-        // SAFETY: our own mapping; locking changes no contents.
-        unsafe { rustix::mm::mlock_with(base, len, MlockFlags::ONFAULT) }.ok()?;
-        let mut at = 0;
-        while let Ok(start) = rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
-            let end = rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(start)).ok()?;
-            let advice = rustix::mm::Advice::LinuxPopulateRead;
-            let run = base.wrapping_byte_add(start as usize);
-            // SAFETY: inside our own mapping; populating changes no contents.
-            unsafe { rustix::mm::madvise(run, (end - start) as usize, advice) }.ok()?;
-            at = end;
-        }
-        Some(locked)
+fn locked(file: &OwnedFd) -> Option<Mapping> {
+    let len = rustix::fs::fstat(file).ok()?.st_size as usize;
+    let mapping = Mapping::shared(file, MappedFor::Reading, 0, len).ok()?;
+    mapping.prefer(Hint::DontDump);
+    // Lock only what is allocated: locking the whole range would fill the file's holes.
+    mapping.lock_on_fault().ok()?;
+    let mut at = 0;
+    while let Ok(start) = rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
+        let end = rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(start)).ok()?;
+        mapping.hint(start as usize..end as usize, Hint::PopulateRead).ok()?;
+        at = end;
     }
-}
-
-impl Drop for Locked {
-    fn drop(&mut self) {
-        // SAFETY: the mapping belongs to this value and is unused.
-        let _ = unsafe { rustix::mm::munmap(self.base, self.len) };
-    }
+    Some(mapping)
 }
 
 /// Refuses all users but the owner and root.

@@ -23,7 +23,7 @@ use super::planted::{Bug, on};
 use crate::error::Result;
 use crate::intervals::{BYTES_PER_RANGE, Intervals};
 use crate::media::budget::{Budget, Taker};
-use crate::media::{Memory, PAGE, Words};
+use crate::media::{Memory, PAGE, Words, prefetch};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::ops::Range;
@@ -295,20 +295,11 @@ impl Index {
     }
 
     /// Hints that `block`'s entry is wanted soon.
-    #[cfg(all(target_arch = "x86_64", not(shuttle)))]
     pub fn prefetch(&self, block: u64) {
         if block < self.blocks_max && self.is_present(block / LEAF) {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a prefetch reads nothing; the address is inside the array.
-            unsafe {
-                _mm_prefetch::<_MM_HINT_T0>(self.entries.get(block as usize).as_ptr() as *const i8);
-            }
+            prefetch(self.entries.get(block as usize));
         }
     }
-
-    /// No prefetch on this architecture.
-    #[cfg(not(all(target_arch = "x86_64", not(shuttle))))]
-    pub fn prefetch(&self, _block: u64) {}
 
     /// Blocks that the index can name.
     pub fn blocks_max(&self) -> u64 {

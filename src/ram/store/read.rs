@@ -11,6 +11,7 @@ use super::window::Below;
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
 use crate::codec::{Codec, fill};
+use crate::media::prefetch;
 use crate::stats::Counts;
 
 /// A read that stopped before its last block.
@@ -131,7 +132,7 @@ impl Store {
                     self.index.warm(block, entry, entry.hot());
                 }
                 let record = self.frames.bytes(frame, at.offset, at.record_len());
-                prefetch(record);
+                prefetch_all(record);
                 match self.unpack(&mut session.codec, record, (block, sequence), at, out) {
                     true => Ok(()),
                     false => Err(Why::Damaged),
@@ -175,17 +176,9 @@ fn decode(
 }
 
 /// Prefetches all cache lines of a record, so that they arrive at the same time.
-#[cfg(all(target_arch = "x86_64", not(any(miri, shuttle))))]
-fn prefetch(record: &[u8]) {
-    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    for line in record.chunks(64) {
-        // SAFETY: a prefetch reads nothing; the address is inside the slice.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
-    }
+fn prefetch_all(record: &[u8]) {
+    record.chunks(64).for_each(|line| prefetch(&line[0]));
 }
-
-#[cfg(not(all(target_arch = "x86_64", not(any(miri, shuttle)))))]
-fn prefetch(_record: &[u8]) {}
 
 #[cfg(all(test, not(miri), not(shuttle)))]
 mod tests {

@@ -5,20 +5,13 @@
 
 use super::{backing_file, detach, held, is_attached, open, partitions, sys};
 use crate::error::{Context, Error, Result};
-use crate::media::LoopInfo;
+use crate::media::ioctls::{self, LoopInfo};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::ioctl::{Ioctl, IoctlOutput, NoArg, Opcode, Setter, ioctl};
-use std::ffi::c_void;
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-
-const LOOP_SET_CAPACITY: Opcode = 0x4C07;
-const LOOP_CONFIGURE: Opcode = 0x4C0A;
-const LOOP_CTL_GET_FREE: Opcode = 0x4C82;
 
 const LO_FLAGS_PARTSCAN: u32 = 8;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
@@ -30,39 +23,6 @@ const RETRY: Duration = Duration::from_millis(1);
 
 /// Major number of all loop devices (fixed: `LOOP_MAJOR`).
 const LOOP_MAJOR: u32 = 7;
-
-/// `struct loop_config` of the kernel's ABI.
-#[repr(C)]
-struct LoopConfig {
-    fd: u32,
-    block_size: u32,
-    info: LoopInfo,
-    reserved: [u64; 8],
-}
-
-const _: () = assert!(size_of::<LoopConfig>() == 304);
-
-/// `LOOP_CTL_GET_FREE`: the call returns the number of a free device.
-struct GetFree;
-
-// SAFETY: the opcode takes no argument and touches no memory of ours; the return value is the
-// result.
-unsafe impl Ioctl for GetFree {
-    type Output = u32;
-    const IS_MUTATING: bool = false;
-
-    fn opcode(&self) -> Opcode {
-        LOOP_CTL_GET_FREE
-    }
-
-    fn as_ptr(&mut self) -> *mut c_void {
-        std::ptr::null_mut()
-    }
-
-    unsafe fn output_from_ptr(out: IoctlOutput, _: *mut c_void) -> rustix::io::Result<u32> {
-        u32::try_from(out).map_err(|_| Errno::INVAL)
-    }
-}
 
 /// Opens `/dev/loop-control`, which makes and finds loop devices.
 pub(crate) fn open_control() -> rustix::io::Result<OwnedFd> {
@@ -78,9 +38,7 @@ pub(crate) fn attach(file: &Path, block_size: u32) -> Result<PathBuf> {
     let control = open_control().context("cannot open /dev/loop-control")?;
     let deadline = Instant::now() + FREE_WAIT;
     loop {
-        // SAFETY: `GetFree` implements this opcode correctly (see its implementation).
-        let number =
-            unsafe { ioctl(&control, GetFree) }.context("cannot get a free loop device")?;
+        let number = ioctls::free_loop(&control).context("cannot get a free loop device")?;
         let device = node_of(number)?;
         match configure(&device, opened.as_fd(), file, block_size) {
             Ok(()) => {
@@ -142,11 +100,7 @@ fn configure(
     let text = name.as_os_str().as_bytes();
     let len = text.len().min(info.file_name.len() - 1);
     info.file_name[..len].copy_from_slice(&text[..len]);
-    let fd = u32::try_from(file.as_raw_fd()).map_err(|_| Errno::BADF)?;
-    let config = LoopConfig { fd, block_size, info, reserved: [0; 8] };
-    // SAFETY: LOOP_CONFIGURE reads one `struct loop_config`, which `LoopConfig` is, byte for byte
-    // (its size is checked above); the descriptor in it is open for the whole call.
-    unsafe { ioctl(&node, Setter::<LOOP_CONFIGURE, LoopConfig>::new(config)) }
+    ioctls::attach_loop(&node, file, block_size, info)
 }
 
 /// Without direct I/O, which the kernel may decline silently, every block would be kept twice, and
@@ -173,7 +127,5 @@ pub(crate) fn grow(device: &Path, file: &Path) -> Result<()> {
     std::fs::metadata(file).context(format!("cannot stat {}", file.display()))?;
     let node =
         open(device, OFlags::empty()).context(format!("cannot open {}", device.display()))?;
-    // SAFETY: LOOP_SET_CAPACITY takes no argument and touches no memory of ours.
-    unsafe { ioctl(&node, NoArg::<LOOP_SET_CAPACITY>::new()) }
-        .context(format!("cannot grow {}", device.display()))
+    ioctls::grow_loop(&node).context(format!("cannot grow {}", device.display()))
 }

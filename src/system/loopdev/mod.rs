@@ -16,16 +16,12 @@ pub(super) use queue::tune;
 
 use super::holders::{backing_file, of_block_device};
 use crate::error::{Context, Error, Result};
-use crate::media::LoopInfo;
+use crate::media::ioctls;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::ioctl::{NoArg, Opcode, Setter, ioctl};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-
-const LOOP_CLR_FD: Opcode = 0x4C01;
-const LOOP_SET_STATUS64: Opcode = 0x4C04;
 
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 
@@ -81,8 +77,7 @@ pub(crate) fn detach(device: &Path, file: &Path) -> Result<()> {
         return Err(e);
     }
     let deadline = Instant::now() + DETACH_WAIT;
-    // SAFETY: LOOP_CLR_FD takes no argument and touches no memory of ours.
-    match unsafe { ioctl(&node, NoArg::<LOOP_CLR_FD>::new()) } {
+    match ioctls::detach_loop(&node) {
         Ok(()) | Err(Errno::NXIO) => {} // another process has detached it
         Err(e) => return Err(e).context(format!("cannot detach {}", device.display())),
     }
@@ -154,13 +149,12 @@ pub(crate) fn in_use(device: &Path, holder: &str) -> Error {
 /// Cancels a detach that still waits for the last user, so that this user does not lose the device.
 fn keep(device: &Path) {
     let Ok(node) = open(device, OFlags::empty()) else { return };
-    if let Ok(mut info) = LoopInfo::of(&node)
+    if let Ok(mut info) = ioctls::loop_info(&node)
         && info.flags & LO_FLAGS_AUTOCLEAR != 0
     {
         info.flags &= !LO_FLAGS_AUTOCLEAR;
-        // SAFETY: LOOP_SET_STATUS64 reads one `struct loop_info64`. If it fails, the kernel
-        // detaches the device at its last close, as first requested.
-        let _ = unsafe { ioctl(&node, Setter::<LOOP_SET_STATUS64, LoopInfo>::new(info)) };
+        // If this fails, the kernel detaches the device at its last close, as first requested.
+        let _ = ioctls::set_loop_info(&node, info);
     }
 }
 
