@@ -44,6 +44,11 @@ impl Intervals {
         range.is_empty() || last.is_some_and(|(_, end)| range.end <= *end)
     }
 
+    /// The ranges, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.ranges.iter().map(|(start, end)| *start..*end)
+    }
+
     /// Removes and returns the first range, or its first `most` numbers if it is longer.
     pub fn take_first(&mut self, most: u64) -> Option<Range<u64>> {
         let (start, end) = self.ranges.pop_first()?;

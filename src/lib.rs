@@ -2,7 +2,7 @@
 //! SSD.
 //!
 //! The modules are in the order in which a request passes them; a layer uses only those below it,
-//! and the engines `cache`, `log` and `ram` do not use each other (`tests/tidy.rs` fails
+//! and the engines `cache`, `log`, `object` and `ram` do not use each other (`tests/tidy.rs` fails
 //! otherwise). `ARCHITECTURE.md` has the map and the reasons.
 
 pub mod cli;
@@ -23,6 +23,7 @@ pub mod device;
 
 pub mod cache;
 pub mod log;
+pub mod object;
 pub mod ram;
 
 pub mod codec;

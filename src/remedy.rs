@@ -19,6 +19,8 @@ pub enum Loses {
     Damaged,
     /// Data written after an older state of the log.
     Newer,
+    /// What another owner has not sent to a store yet.
+    Unsent,
     /// The content of a drive.
     Drive,
     /// The requests of the device's holders.
@@ -155,6 +157,11 @@ remedies! {
         "give it room or have it work again: it is tried by itself, and a write that memory has no \
          room for is refused meanwhile",
     );
+    /// A store of objects fails, has damage or another owner.
+    STORE_FAILS = Remedy::safe(
+        "if it was taken over, end this one (`ztier down NAME`); else mend the store or the way to \
+         it, or restore the object from a copy",
+    );
     /// A drive fails, and nothing is lost yet.
     DRIVE_FAILS = Remedy::safe("see the kernel's log, have the drive work again, then try again");
     /// The device is held.
@@ -195,6 +202,13 @@ remedies! {
         "bring it up with that --log, then drain it (`ztier restart NAME --log none`); only if that \
          log is gone for good, go on without what it held: any new file as --log, and --discard-log",
         Loses::Log,
+    );
+    /// A volume in a store whose owner was alive a moment ago.
+    OBJECT_IN_USE = Remedy::or(
+        "take it down there (`ztier down`), or wait until it has been silent for 30 s",
+        "take it down there (`ztier down`), or wait until it has been silent for 30 s; only if it is \
+         dead for certain, --force (what it had not sent is lost)",
+        Loses::Unsent,
     );
     /// A drive that overlaps with a backing store whose log holds data.
     OVERLAP_LACKS_LOG = Remedy::or(
@@ -356,6 +370,7 @@ mod tests {
             Loses::Log => &["what it held"],
             Loses::Damaged => &["what is damaged"],
             Loses::Newer => &["what was written since"],
+            Loses::Unsent => &["what it had not sent"],
             Loses::Drive => &["overwrite what is on the drive"],
             Loses::Requests => &["requests"],
         }

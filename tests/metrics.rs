@@ -241,8 +241,10 @@ fn volumes(sandbox: &Sandbox, odd: &Path) {
     up(&["up", "cached", "--backing", file(odd, 64 << 20)]);
     up(&["up", "wc", "--log", file(&fast, 64 << 20), "--backing", file(&slow, 64 << 20)]);
     up(&["up", "sp", "--size", "64M", "--ram-limit", "auto", "--spill", file(&cold, 64 << 20)]);
+    let store = format!("file://{}", path("store").display());
+    up(&["up", "stored", "--size", "64M", "--backing", &store, "--log", "none"]);
     up(&["up", "gone", "--size", "64M"]);
-    for name in ["ram", "cached", "wc", "sp"] {
+    for name in ["ram", "cached", "wc", "sp", "stored"] {
         let mut disk = Disk::open(&sandbox.run_dir().join(format!("{name}.nbd")), name);
         disk.write(0, &[7; 8192]);
         disk.write(8192, &(0..=255).cycle().take(4096).collect::<Vec<u8>>());

@@ -18,12 +18,12 @@ const LAYERS: [&[&str]; 9] = [
     &["control", "config", "limit"],
     &["export"],
     &["device", "system"],
-    &["cache", "log", "ram"],
+    &["cache", "log", "object", "ram"],
     &["codec"],
     &["media"],
 ];
 /// Modules that use no other of their layer: the engines, and the base of front-ends.
-const APART: [&str; 5] = ["device", "system", "cache", "log", "ram"];
+const APART: [&str; 6] = ["device", "system", "cache", "log", "object", "ram"];
 /// Modules beside the layers: every module may use them, and they use no layer.
 const BESIDE: [&str; 10] = [
     "error",

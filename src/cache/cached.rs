@@ -639,6 +639,10 @@ impl Drive for Cached {
 
     /// After a failed flush the drive may hold something else than what was written: all copies are
     /// dropped.
+    fn close(&self) -> Result<(), DriveError> {
+        self.drive.close()
+    }
+
     fn flush(&self) -> Result<(), DriveError> {
         let result = self.drive.flush();
         if result.is_err() {

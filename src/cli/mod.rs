@@ -262,6 +262,7 @@ fn ill(volume: &str, stats: &crate::stats::Stats) -> Option<Error> {
         About::Log if worst.health == Health::Failed => remedy::LOG_FAILED.into(),
         About::Log => remedy::LOG_WORN.of(volume),
         About::Spill | About::Room | About::Swap => remedy::SPILL_FAILS.into(),
+        About::Store => remedy::STORE_FAILS.of(volume),
         About::Drive(..) => remedy::DRIVE_FAILS.into(),
     };
     Some(Error::degraded(format!("volume `{volume}`: {}", texts.join(", and "))).hint(remedy))

@@ -109,6 +109,11 @@ fn table(stats: &stats::Stats) -> String {
         + "(waiting and service in µs)\n"
         + &pairs(stats::Stats::ROWS, stats, has)
         + &stats.cache.map(|cache| pairs(stats::CacheStats::ROWS, &cache, has)).unwrap_or_default()
+        + &stats
+            .object
+            .as_ref()
+            .map(|object| pairs(stats::ObjectStats::ROWS, object, has))
+            .unwrap_or_default()
         + &stats.log.map(|log| of_log(&log)).unwrap_or_default()
 }
 

@@ -9,13 +9,13 @@ use crate::config::size::{exact, human};
 use crate::config::usage::on_full;
 use crate::config::{Amount, Paths, Plan, Settings, Usage, machine, name};
 use crate::daemon::{self, Chosen, Found, Ready};
+use crate::device;
 use crate::device::Algorithm;
 use crate::error::{Error, Result};
 use crate::system::usage;
 use clap::Args;
 use serde_json::json;
 use std::cell::Cell;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// No heading of its own, after those of the settings.
@@ -58,6 +58,10 @@ pub struct Up {
     /// reports; data that only the log held is lost
     #[arg(long, alias = "abandon-log", help_heading = DRIVES)]
     discard_log: bool,
+    /// With a store: take the volume from an owner that may be alive; what that one has not sent
+    /// to the store yet is lost
+    #[arg(long, help_heading = DRIVES)]
+    force: bool,
     /// With --spill FILE: make the file with this size if it is missing
     #[arg(long, help_heading = PLAIN, value_name = "BYTES")]
     spill_size: Option<Amount>,
@@ -90,8 +94,8 @@ impl Up {
         self.await_drives(&settings)?;
         self.refuse_others(&settings)?;
         if !settings.allow_readable.unwrap_or(false) {
-            let files = [&settings.log, &settings.spill].into_iter().flatten();
-            files::refuse_readable(files.map(PathBuf::as_path))?;
+            let files = [settings.log_drive(), settings.spill.as_deref()];
+            files::refuse_readable(files.into_iter().flatten())?;
         }
         let chosen = daemon::choose(&settings)?;
         let mut plan = Plan::resolve(&self.name, &settings, chosen.kind, &paths)?;
@@ -104,6 +108,7 @@ impl Up {
         if let Some(spill) = &mut plan.spill {
             spill.wipe = self.wipe;
         }
+        plan.take_over = self.force;
         self.refuse_vain(&plan)?;
         self.refuse_second(&paths)?;
         plan.usage.as_ref().map_or(Ok(()), usage::refuse_unmounted)?;
@@ -145,14 +150,14 @@ impl Up {
 
     /// The files that have to be made first.
     fn wanted(&self, settings: &Settings) -> Result<Vec<Wanted>> {
-        let log = files::wanted("--log-size", settings.log.as_deref(), self.log_size)?;
+        let log = files::wanted("--log-size", settings.log_drive(), self.log_size)?;
         let spill = files::wanted("--spill-size", settings.spill.as_deref(), self.spill_size)?;
         Ok(log.into_iter().chain(spill).collect())
     }
 
     /// Refuses other drives than those that the settings were saved with.
     fn refuse_others(&self, settings: &Settings) -> Result<()> {
-        let (log, backing) = (settings.log.as_deref(), settings.backing.as_deref());
+        let (log, backing) = (settings.log_drive(), settings.backing.as_deref());
         let log = log.filter(|_| !self.discard_log);
         settings.marks().check(log, backing).map_err(|e| {
             let log = log.map_or(String::new(), |log| format!(" --log {}", log.display()));
@@ -178,6 +183,11 @@ impl Up {
         if let Some((flag, _)) = vain {
             return Err(Error::usage(format!("{flag} is for a volume with a log"))
                 .hint(format!("leave out {flag}, or give --backing and --log")));
+        }
+        if self.force && !plan.backing.as_deref().is_some_and(device::is_store) {
+            return Err(
+                Error::usage("--force is for a volume in a store").hint("leave out --force")
+            );
         }
         if self.wipe && plan.log.is_none() && plan.spill.is_none() {
             return Err(Error::usage("--wipe is for the drive of a log or of --spill")
@@ -225,9 +235,10 @@ impl Up {
     /// Waits until the drives are there.
     fn await_drives(&self, settings: &Settings) -> Result<()> {
         let end = Instant::now() + Duration::from_secs(self.wait.into());
-        let log = settings.log.as_ref().filter(|_| self.log_size.is_none());
-        let spill = settings.spill.as_ref().filter(|_| self.spill_size.is_none());
-        for drive in [settings.backing.as_ref(), log, spill].into_iter().flatten() {
+        let log = settings.log_drive().filter(|_| self.log_size.is_none());
+        let spill = settings.spill.as_deref().filter(|_| self.spill_size.is_none());
+        let backing = settings.backing.as_deref().filter(|place| !device::is_store(place));
+        for drive in [backing, log, spill].into_iter().flatten() {
             while self.wait > 0 && !drive.exists() {
                 if Instant::now() >= end {
                     let (drive, seconds) = (drive.display(), self.wait);

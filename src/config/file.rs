@@ -6,6 +6,7 @@ use super::lasting::lasting;
 use super::name;
 use super::paths::full;
 use super::settings::Settings;
+use crate::device;
 use crate::device::Marks;
 use crate::error::{Context, Error, Result};
 use crate::escape::join_lines;
@@ -16,7 +17,15 @@ use std::path::{Path, PathBuf};
 /// The largest file that is read, in bytes.
 const LARGEST: u64 = 64 << 10;
 
+/// In place of a log's drive: there is to be none.
+const NO_LOG: &str = "none";
+
 impl Settings {
+    /// The drive of the log, if there is to be one.
+    pub fn log_drive(&self) -> Option<&Path> {
+        self.log.as_deref().filter(|log| log.as_os_str() != NO_LOG)
+    }
+
     /// Reads `path`; `Ok(None)` if there is no such file.
     ///
     /// # Errors
@@ -109,10 +118,11 @@ impl Settings {
     /// A drive or file is gone, or its path is not UTF-8.
     pub fn to_keep(&self) -> Result<Self> {
         let drive = |path: &Option<PathBuf>| path.as_deref().map(lasting).transpose();
-        let marks = Marks::of(self.log.as_deref(), self.backing.as_deref());
+        let backing = self.backing.as_deref().filter(|place| !device::is_store(place));
+        let marks = Marks::of(self.log_drive(), backing);
         Ok(Self {
             backing: drive(&self.backing)?,
-            log: drive(&self.log)?,
+            log: self.log_drive().map(lasting).transpose()?.or_else(|| self.log.clone()),
             spill: drive(&self.spill)?,
             socket: self.socket.as_deref().map(full).transpose()?,
             log_uuid: marks.log,

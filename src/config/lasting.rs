@@ -3,6 +3,7 @@
 //! Invariant: a name leads to the same drive or file as the one it was made from.
 
 use super::paths::full;
+use crate::device;
 use crate::error::{Context, Result};
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
@@ -22,6 +23,9 @@ const LAST: [&str; 5] = ["wwn-", "nvme-eui.", "nvme-uuid.", "nvme-nvme.", "lvm-p
 /// # Errors
 /// There is no such file, or its path is not UTF-8.
 pub fn lasting(path: &Path) -> Result<PathBuf> {
+    if device::is_store(path) {
+        return Ok(path.to_owned());
+    }
     lasting_in(path, Path::new(BY_ID))
 }
 

@@ -3,6 +3,7 @@
 //! Invariant: only this user and root can write to a run directory that [`Paths::prepare`] let
 //! through, so what is read from it was written by us.
 
+use crate::device;
 use crate::error::{Context, Error, Result};
 use crate::private;
 use std::fs;
@@ -194,6 +195,9 @@ fn own(variable: &str, system: &str, xdg: &str, below_home: &str) -> Result<Path
 /// # Errors
 /// It is empty, or not UTF-8.
 pub fn full(path: &Path) -> Result<PathBuf> {
+    if device::is_store(path) {
+        return Ok(path.to_owned());
+    }
     let full = std::path::absolute(path)
         .map_err(|e| Error::usage(format!("`{}` is no path: {e}", path.display())))?;
     if full.to_str().is_some() {

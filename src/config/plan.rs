@@ -70,6 +70,9 @@ pub struct Plan {
     /// The drive of a passthrough volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing: Option<PathBuf>,
+    /// Take a volume in a store from an owner that may be alive.
+    #[serde(default)]
+    pub take_over: bool,
     /// The spill device, which takes the coldest data when memory is full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spill: Option<SpillPlan>,
@@ -144,6 +147,7 @@ impl Plan {
             threads,
             log: None,
             backing: None,
+            take_over: false,
             spill,
             job: None,
         })
@@ -208,6 +212,7 @@ impl Plan {
     pub fn sector(&self) -> Result<(Sector, &'static str)> {
         match (self.sector_bytes, self.backing_store()) {
             (Some(sector), _) => Ok((sector, "asked for")),
+            (None, Some(store)) if device::is_store(store) => Ok(device::sector::IN_MEMORY),
             (None, Some(backing)) => device::sector::of_drive(backing),
             (None, None) => Ok(device::sector::IN_MEMORY),
         }
@@ -228,6 +233,7 @@ impl Plan {
         if let Some(spill) = &mut self.spill {
             spill.wipe = false;
         }
+        self.take_over = false;
     }
 
     /// The same volume with a log on another drive, or none.
@@ -242,6 +248,11 @@ impl Plan {
             ))
         })?;
         let plan = Self { log: None, backing: None, ..self.clone() };
+        if device::is_store(backing) {
+            let text =
+                format!("volume `{}` is in a store: it has no log in this version", self.name);
+            return Err(Error::usage(text).hint("leave out --log"));
+        }
         let Some((log, wipe)) = log else {
             return Ok(Self { backing: Some(backing.to_owned()), ..plan });
         };
@@ -260,7 +271,10 @@ impl Plan {
         kind: Kind,
         paths: &Paths,
     ) -> Result<Self> {
-        let (log, backing) = match (&settings.log, &settings.backing) {
+        let (log, backing) = match (settings.log_drive(), &settings.backing) {
+            (log, Some(store)) if device::is_store(store) => {
+                return Self::resolve_in_store(volume, settings, kind, (log, store, paths));
+            }
             (Some(log), Some(backing)) => (full(log)?, full(backing)?),
             (None, Some(backing)) => {
                 return Self::resolve_passthrough(volume, settings, kind, (full(backing)?, paths));
@@ -293,6 +307,7 @@ impl Plan {
             threads: check_threads(settings, 2)?,
             log: Some(plan),
             backing: None,
+            take_over: false,
             spill: None,
             usage: None,
             job: None,
@@ -329,6 +344,64 @@ impl Plan {
             threads: check_threads(settings, WAITING_THREADS)?,
             log: None,
             backing: Some(backing),
+            take_over: false,
+            spill: None,
+            usage: None,
+            job: None,
+        })
+    }
+
+    /// Resolves a volume in a store of objects.
+    fn resolve_in_store(
+        volume: &str,
+        settings: &Settings,
+        kind: Kind,
+        (log, store, paths): (Option<&Path>, &Path, &Paths),
+    ) -> Result<Self> {
+        if log.is_some() {
+            let text = "a volume in a store has no log in this version";
+            return Err(Error::usage(text).hint("give --log none"));
+        }
+        if settings.log.is_none() {
+            let text = "without a log, each flush of a volume in a store waits for that store";
+            return Err(Error::usage(text).hint("if that is meant, say --log none"));
+        }
+        refuse_of_log(&Settings { log: None, ..settings.clone() })?;
+        refuse_of_spill(settings)?;
+        usage::refuse_with_log(settings)?;
+        let size_bytes = match (settings.size, device::store_size(store)?) {
+            (Some(super::Amount::Bytes(asked)), Some(size)) if asked != size => {
+                return Err(Error::usage(format!(
+                    "the volume in {} has {}, not {}",
+                    store.display(),
+                    exact(size),
+                    exact(asked)
+                ))
+                .hint("leave out --size"));
+            }
+            (_, Some(size)) => size,
+            (Some(super::Amount::Bytes(size)), None) => size,
+            (_, None) => {
+                return Err(Error::usage(format!("{} has no volume yet", store.display()))
+                    .hint("give its size, like --size 1T"));
+            }
+        };
+        check_size(size_bytes)?;
+        let (ram_limit_bytes, ram_auto) = cache_limit(settings)?;
+        Ok(Self {
+            name: volume.to_owned(),
+            size_bytes,
+            ram_limit_bytes,
+            ram_auto,
+            segment_bytes: DEFAULT_SEGMENT,
+            sector_bytes: settings.sector,
+            algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
+            recompress: Recompress::Off,
+            export: export(volume, settings, kind, paths)?,
+            threads: check_threads(settings, WAITING_THREADS)?,
+            log: None,
+            backing: Some(store.to_owned()),
+            take_over: false,
             spill: None,
             usage: None,
             job: None,

@@ -171,18 +171,20 @@ flags {
         "The device's size: can grow, never shrink."
     }
     /// Slow drive or file to speed up, with copies in memory and, with --log, an SSD. Its content
-    /// stays and is the volume's
+    /// stays and is the volume's. Or a store, file:///DIR, that hosts can share: with --log none,
+    /// and at first --size
     #[flag(value_name = "DEV", value_hint = ValueHint::AnyPath)]
     backing = "backing": PathBuf {
-        "a block device or file", "",
-        "The slow drive behind a [cache](cache.md) and `log`. Its content stays; it sets `size`."
+        "a block device or file; `file:///DIR`", "",
+        "The slow drive behind a [cache](cache.md) and `log`. Its content stays; it sets `size`. \
+         Or a [store](object-store.md)."
     }
     /// Fast drive or file that takes changes first. It is overwritten; if it holds something known
     /// (a file system, a partition table), only with --wipe
     #[flag(value_name = "DEV", value_hint = ValueHint::AnyPath)]
     log = "log": PathBuf {
-        "a block device or file", "",
-        "The fast drive for [changes](log.md); needs `backing`."
+        "a block device or file; `none`", "",
+        "The fast drive for [changes](log.md); needs `backing`. `none`: a store without one."
     }
     /// With a log: acknowledge each write only when it is durable
     #[flag(num_args = 0, default_missing_value = "true")]

@@ -11,6 +11,7 @@ use crate::device::{self, LogControl, Sector, Serving, Volume};
 use crate::error::Result;
 use crate::log::Accepted;
 use crate::media::Memory;
+use std::path::Path;
 use std::sync::Arc;
 
 /// A new volume, and notes for the user.
@@ -56,6 +57,9 @@ fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, progress: &dyn Fn(&str))
     if let Some(log) = &plan.log {
         return open_log(plan, log, paths, &kept.memory, progress);
     }
+    if let Some(place) = plan.backing.as_ref().filter(|place| device::is_store(place)) {
+        return in_store(plan, place, paths, progress);
+    }
     if let Some(backing) = &plan.backing {
         let limits = (plan.ram_limit_bytes, machine::memory_bytes());
         let volume = device::PassthroughVolume::open(backing, &kept.memory, &paths.state, limits)?;
@@ -83,6 +87,35 @@ fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, progress: &dyn Fn(&str))
         log::line(why);
     }
     Ok(Made { unlocked, ..Made::new(volume, notes) })
+}
+
+/// Takes over a volume in a store.
+fn in_store(plan: &Plan, place: &Path, paths: &Paths, progress: &dyn Fn(&str)) -> Result<Made> {
+    let options = device::StoreOptions {
+        place: place.to_owned(),
+        size: plan.size_bytes,
+        owner: owner(&plan.name, paths),
+        force: plan.take_over,
+        algorithm: plan.algorithm,
+    };
+    let limits = (plan.ram_limit_bytes, machine::memory_bytes());
+    let opening = Opening::new(progress);
+    let volume =
+        device::PassthroughVolume::in_store(&options, limits, &|read| opening.objects(read))?;
+    Ok(Made::new(volume, Vec::new()))
+}
+
+/// The name of this daemon as an owner. While a daemon holds the volume's lock in this run
+/// directory since this boot, no other one has that name.
+fn owner(volume: &str, paths: &Paths) -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let host = rustix::system::uname();
+    format!(
+        "{volume} on {} ({}, boot {})",
+        host.nodename().to_string_lossy(),
+        paths.run.display(),
+        boot.get(..8).unwrap_or_default()
+    )
 }
 
 /// The logical sector of the volume: as the plan says, or that of its content.

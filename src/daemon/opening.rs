@@ -1,5 +1,5 @@
-//! Reports the progress of a log's opening: to the process that waits for the daemon, to the
-//! service manager, and to other commands.
+//! Reports the progress of the opening of a log or store: to the process that waits for the daemon,
+//! to the service manager, and to other commands.
 
 use super::notify;
 use crate::config::paths::VolumeFiles;
@@ -33,7 +33,7 @@ pub(super) fn noted(files: &VolumeFiles) -> Option<String> {
     text.lines().next().map(str::to_owned)
 }
 
-/// The progress reports of a log's opening.
+/// The progress reports of an opening.
 pub(super) struct Opening<'a> {
     progress: &'a dyn Fn(&str),
     last: Cell<Option<Instant>>,
@@ -47,12 +47,21 @@ impl<'a> Opening<'a> {
 
     /// Reports a step, unless the last report was too recent.
     pub fn at(&self, step: Step) {
+        self.tell(&step.to_string());
+    }
+
+    /// Reports how many objects of a store were read, unless the last report was too recent.
+    pub fn objects(&self, read: u64) {
+        self.tell(&format!("{read} objects of the store were read"));
+    }
+
+    fn tell(&self, what: &str) {
         let now = Instant::now();
         if due(&self.last, TELL, now) {
-            (self.progress)(&step.to_string());
+            (self.progress)(what);
         }
         if due(&self.notified, NOTIFY, now) {
-            notify::extend(&step.to_string());
+            notify::extend(what);
         }
     }
 }

@@ -9,12 +9,14 @@ use super::contract::{Channel, Device, IoError, Serving};
 use super::counters::{Accounts, Counters};
 use super::drives::{self, Alarm};
 use super::front::{Engine, Front};
+use super::object_setup::{self, StoreOptions};
 use super::record::Book;
 use crate::BLOCK_SIZE;
 use crate::cache::Cached;
 use crate::error::{Context, Error, Result};
 use crate::log::Kept;
 use crate::media::{Access, Drive, DriveError, FileDrive, Memory};
+use crate::object::ObjectDrive;
 use crate::remedy;
 use crate::stats::drives::Role;
 use crate::stats::{Latencies, Stats};
@@ -34,6 +36,8 @@ pub struct PassthroughVolume {
     backing: Arc<dyn Drive>,
     /// `backing` again, if it is a read cache.
     cache: Option<Arc<Cached>>,
+    /// The drive below, if it is a store of objects.
+    object: Option<Arc<ObjectDrive>>,
     discards: bool,
     stripes: Vec<RwLock<()>>,
     accounts: Accounts,
@@ -84,21 +88,41 @@ impl PassthroughVolume {
         }
     }
 
+    /// Takes over a volume in a store of objects, with a read cache as [`Self::open`] has it.
+    /// `progress` hears the number of objects that were read.
+    ///
+    /// # Errors
+    /// The store fails, or the volume in it is in use, damaged, or another one.
+    pub fn in_store(
+        options: &StoreOptions,
+        (ram_limit, most): (u64, u64),
+        progress: &dyn Fn(u64),
+    ) -> Result<Arc<Self>> {
+        let drive = object_setup::open(options, progress)?;
+        let cache = Cached::over(Arc::clone(&drive) as Arc<dyn Drive>, ram_limit, most)?;
+        Ok(Self::made(Arc::clone(&cache) as Arc<dyn Drive>, Some(cache), Some(drive)))
+    }
+
     /// A volume over any drive, without a read cache.
     pub fn over(backing: Arc<dyn Drive>) -> Arc<Self> {
-        Self::made(backing, None)
+        Self::made(backing, None, None)
     }
 
     /// A volume over a read cache.
     pub fn cached(cache: Arc<Cached>) -> Arc<Self> {
-        Self::made(Arc::clone(&cache) as Arc<dyn Drive>, Some(cache))
+        Self::made(Arc::clone(&cache) as Arc<dyn Drive>, Some(cache), None)
     }
 
-    fn made(backing: Arc<dyn Drive>, cache: Option<Arc<Cached>>) -> Arc<Self> {
+    fn made(
+        backing: Arc<dyn Drive>,
+        cache: Option<Arc<Cached>>,
+        object: Option<Arc<ObjectDrive>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             discards: backing.zeroes_quickly(),
             backing,
             cache,
+            object,
             stripes: (0..STRIPES).map(|_| RwLock::default()).collect(),
             accounts: Accounts::default(),
         })
@@ -107,9 +131,13 @@ impl PassthroughVolume {
     /// All counters, now. Fields of a memory engine or a log are 0.
     pub fn stats(&self) -> Stats {
         let failing = |failures| drives::failing(Role::Backing, failures);
+        let object = self.object.as_ref().map(|object| object.stats());
+        let kept = object.as_ref().map_or(0, |object| object.index_bytes + object.waiting_bytes);
         let stats = Stats {
             disk_size_bytes: self.backing.size(),
             drives: self.backing.failures().and_then(failing).into_iter().collect(),
+            mem_used_bytes: kept,
+            object,
             ..self.accounts.totals().stats()
         };
         stats.with_cache(self.cache.as_ref().map(|cache| cache.stats()))
@@ -178,7 +206,7 @@ impl Serving for PassthroughVolume {
     }
 
     fn close(&self) -> Result<()> {
-        self.backing.flush().context("the backing store could not be flushed")
+        self.backing.close().context("the backing store could not be flushed")
     }
 }
 

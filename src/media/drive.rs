@@ -105,6 +105,11 @@ pub trait Drive: Send + Sync {
 
     /// Makes every write that has returned survive a loss of power.
     fn flush(&self) -> Result<(), DriveError>;
+
+    /// Flushes, and ends what the drive does by itself. No request follows.
+    fn close(&self) -> Result<(), DriveError> {
+        self.flush()
+    }
 }
 
 /// Stores `data`, within one block, by reading and writing the whole block.

@@ -8,7 +8,7 @@ use crate::control::{Role, Sample};
 use crate::daemon::survey::{Seen, Volumes};
 use crate::limit::Report;
 use crate::stats::declare::{Exported, Number, Subject};
-use crate::stats::{CacheStats, LogStats, Stats};
+use crate::stats::{CacheStats, LogStats, ObjectStats, Stats};
 use std::time::Duration;
 
 /// What a scrape found.
@@ -87,6 +87,8 @@ pub(super) enum Source {
     Cache(fn(&CacheStats) -> Number),
     /// One with a log.
     Log(fn(&LogStats) -> Number),
+    /// One in a store of objects.
+    Object(fn(&ObjectStats) -> Number),
     /// One whose limit adapts.
     Limit(fn(&Report) -> Number),
 }
@@ -118,6 +120,7 @@ impl Source {
             Self::Stats(Subject::Memory, get) if in_memory => get(stats),
             Self::Stats(Subject::Spill, get) if sample.role() == Role::Spill => get(stats),
             Self::Cache(get) => stats.cache.as_ref().map(get).into(),
+            Self::Object(get) => stats.object.as_ref().map(get).into(),
             Self::Log(get) => stats.log.as_ref().map(get).into(),
             Self::Limit(get) => sample.adapting.as_ref().map(get).into(),
             _ => Number::Absent,

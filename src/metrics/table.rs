@@ -9,7 +9,7 @@ use crate::control::{Role, Sample};
 use crate::daemon::survey::Seen;
 use crate::device::Algorithm;
 use crate::stats::declare::{Number, Subject};
-use crate::stats::{CacheStats, Health, LogStats, Stats};
+use crate::stats::{CacheStats, Health, LogStats, ObjectStats, Stats};
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -22,6 +22,7 @@ pub static GROUPS: LazyLock<Vec<Group>> = LazyLock::new(|| {
     };
     let cache = CacheStats::METRICS.iter().map(|d| Metric::of(d, Source::Cache(d.value)));
     let log = LogStats::METRICS.iter().map(|d| Metric::of(d, Source::Log(d.value)));
+    let object = ObjectStats::METRICS.iter().map(|d| Metric::of(d, Source::Object(d.value)));
     vec![
         group("The exporter", vec![], EXPORTER),
         group("Every volume", vec![], VOLUME),
@@ -31,6 +32,7 @@ pub static GROUPS: LazyLock<Vec<Group>> = LazyLock::new(|| {
         group("Volumes with a spill device", of_stats(Subject::Spill), &[]),
         group("Volumes with copies of a backing store's blocks", cache.collect(), &[]),
         group("Volumes with a log", log.collect(), LOG),
+        group("Volumes in a store of objects", object.collect(), &[]),
         group("Volumes whose limit adapts", vec![], LIMIT),
     ]
 });

@@ -63,6 +63,8 @@ pub enum Subject {
     Cache,
     /// Volumes with a log.
     Log,
+    /// Volumes in a store of objects.
+    Object,
 }
 
 /// How a row shows its number.

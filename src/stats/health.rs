@@ -4,7 +4,7 @@
 
 use super::drives::{Failure, Operation, Role};
 use super::time::with;
-use super::{LogStats, Stats};
+use super::{LogStats, ObjectStats, Stats};
 use serde::{Deserialize, Serialize};
 
 /// How long a drive that has failed a request is reported, in seconds.
@@ -58,6 +58,8 @@ pub enum About {
     Room,
     /// The machine's memory and swap are nearly full.
     Swap,
+    /// The store of objects fails, or has another owner.
+    Store,
     /// A drive has failed requests of a kind, for a reason (an errno).
     Drive(Role, Operation, i32),
 }
@@ -77,6 +79,22 @@ impl Trouble {
     fn new(health: Health, about: About, text: impl Into<String>) -> Self {
         Self { health, about, text: text.into() }
     }
+}
+
+/// What is wrong with a store of objects.
+fn of_store(store: &ObjectStats) -> Option<Trouble> {
+    let ObjectStats { place, successor, trouble, damaged_object, .. } = store;
+    if let Some(successor) = successor {
+        let text = format!("the volume in {place} was taken over by {successor}");
+        return Some(Trouble::new(Health::Failed, About::Store, text));
+    }
+    if let Some(object) = damaged_object {
+        let text = format!("{place}/{object} is damaged");
+        return Some(Trouble::new(Health::Degraded, About::Store, text));
+    }
+    let text =
+        trouble.as_ref().map(|trouble| format!("the store fails, and is asked again: {trouble}"));
+    text.map(|text| Trouble::new(Health::Degraded, About::Store, text))
 }
 
 impl Stats {
@@ -106,6 +124,7 @@ impl Stats {
             );
             all.push(Trouble::new(Health::Filling, About::Swap, text));
         }
+        all.extend(self.object.iter().flat_map(of_store));
         for drive in &self.drives {
             let recent = |failure: &&Failure| failure.last_unix_s + RECENT > now;
             all.extend(drive.failures.iter().filter(recent).map(|failure| {

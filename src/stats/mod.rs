@@ -11,12 +11,14 @@ pub mod health;
 pub mod histogram;
 pub mod layout;
 mod log;
+mod object;
 pub mod time;
 mod volume;
 
 pub use cache::{CacheCounts, CacheStats};
 pub use distribution::{Distribution, Latencies, Spent};
 pub use log::LogStats;
+pub use object::ObjectStats;
 pub use volume::{Counts, Stats};
 
 pub use health::{About, Health, Trouble};

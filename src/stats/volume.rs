@@ -1,7 +1,7 @@
 //! What is counted about a volume; see [`super::declare`].
 
 use super::declare::{Exported, Number, Row, Shown, Subject, declare};
-use super::{CacheStats, Health, LogStats, Requests, drives};
+use super::{CacheStats, Health, LogStats, ObjectStats, Requests, drives};
 use serde::{Deserialize, Serialize};
 
 declare! {
@@ -53,6 +53,9 @@ pub struct Stats, sums Counts: i64 {
         /// The read cache of a backing store, where there is one.
         #[serde(skip_serializing_if = "Option::is_none")]
         cache: Option<CacheStats>;
+        /// The store of objects that the volume is in, if it is in one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        object: Option<ObjectStats>;
         /// Drives on which something has failed, since the daemon began.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         drives: Vec<drives::Failing>;

@@ -1,0 +1,57 @@
+//! A volume in a store of objects: where its store is, and its opening.
+
+use crate::codec::Algorithm;
+use crate::error::{Error, Result};
+use crate::object::{self, Directory, ObjectDrive, Store};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What the place of a store begins with.
+const FILE: &str = "file://";
+
+/// Whether `place` is that of a store, and not a drive's.
+pub fn is_store(place: &Path) -> bool {
+    place.to_str().is_some_and(|place| place.starts_with(FILE))
+}
+
+/// How to open a volume in a store.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// Its place: `file:///dir`.
+    pub place: PathBuf,
+    /// Bytes of the volume.
+    pub size: u64,
+    /// The owner's name.
+    pub owner: String,
+    /// Take it from an owner that may be alive.
+    pub force: bool,
+    /// How blocks are compressed.
+    pub algorithm: Algorithm,
+}
+
+/// The store at `place`.
+fn store(place: &Path) -> Result<Arc<dyn Store>> {
+    let dir = place.to_str().and_then(|place| place.strip_prefix(FILE)).unwrap_or_default();
+    if !dir.starts_with('/') {
+        return Err(Error::usage(format!("{} is no place of a store", place.display()))
+            .hint("write it like file:///mnt/nfs/volume"));
+    }
+    Ok(Arc::new(Directory::open(Path::new(dir))?))
+}
+
+/// The size of the volume in the store at `place`, in bytes; `None` if it has no volume yet.
+///
+/// # Errors
+/// The store can't be read, or holds something else.
+pub fn store_size(place: &Path) -> Result<Option<u64>> {
+    Ok(object::root(&*store(place)?)?.map(|root| root.size))
+}
+
+/// Takes the volume over. `progress` hears the number of objects that were read.
+pub(super) fn open(options: &StoreOptions, progress: &dyn Fn(u64)) -> Result<Arc<ObjectDrive>> {
+    let StoreOptions { place, size, owner, force, algorithm } = options;
+    let store = store(place)?;
+    let wanted = object::Wanted { owner, size: Some(*size), force: *force };
+    let opened = object::open(&store, &wanted, progress)?;
+    ObjectDrive::over(store, opened, owner, *algorithm)
+}

@@ -1,0 +1,291 @@
+//! The drive that a store of objects is for the layers above.
+//!
+//! Writes gather in the open window. A flush seals it, and so does its size or age; sealed windows
+//! are uploaded in order, by [`UPLOADERS`] threads ([`super::uploads`]).
+//!
+//! Invariants: a read sees the open window, then sealed ones, the newest first, then the index; a
+//! window leaves memory when it is in the index, and gets there when all its parts, and all objects
+//! before them, are in the store; a flush returns when that is so of all that was written before.
+
+use super::format::{Seed, Session};
+use super::index::Place;
+use super::opening::Opened;
+use super::store::{Store, slot};
+use super::uploads::{Shared, UPLOADERS, upload};
+use super::window::{Had, Payload};
+use crate::BLOCK_SIZE;
+use crate::codec::{Algorithm, Codec, Coding, Encoded};
+use crate::error::{Context, Result as Checked};
+use crate::media::{Action, Drive, DriveError, Failures};
+use crate::stats::ObjectStats;
+use parking_lot::Mutex;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// A window of this many bytes is sealed.
+const WINDOW: usize = 32 << 20;
+/// With this many bytes in memory, writers wait.
+const WAITING: usize = 64 << 20;
+/// How long a flush or a writer waits for a store that fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest wait before a look at what has changed.
+const LOOK: Duration = Duration::from_millis(500);
+/// Most bytes that one request reads of an object.
+const READ_MAX: u64 = 1 << 20;
+
+/// See the module.
+pub struct ObjectDrive {
+    shared: Arc<Shared>,
+    algorithm: Algorithm,
+    codecs: Mutex<Vec<Codec>>,
+    failures: Failures,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Where a block of a read comes from.
+enum Source {
+    Zeros,
+    Memory(Payload),
+    Store(Place, Session),
+}
+
+impl ObjectDrive {
+    /// A drive over a volume that was opened. `owner` is its name in the store.
+    ///
+    /// # Errors
+    /// A thread can't be started.
+    pub fn over(
+        store: Arc<dyn Store>,
+        opened: Opened,
+        owner: &str,
+        algorithm: Algorithm,
+    ) -> Checked<Arc<Self>> {
+        let failures = Failures::new(Path::new(&store.place()));
+        let shared = Arc::new(Shared::new(store, opened, owner.to_owned()));
+        let mut threads = Vec::new();
+        for number in 0..UPLOADERS {
+            let shared = Arc::clone(&shared);
+            let work = move || upload(&shared, number == 0);
+            let thread = std::thread::Builder::new().name("ztier-upload".into()).spawn(work);
+            threads.push(thread.context("cannot start a thread")?);
+        }
+        let (codecs, threads) = (Mutex::default(), Mutex::new(threads));
+        Ok(Arc::new(Self { shared, algorithm, codecs, failures, threads }))
+    }
+
+    /// Counters, now.
+    pub fn stats(&self) -> ObjectStats {
+        self.shared.stats()
+    }
+
+    fn codec<T>(&self, work: impl FnOnce(&mut Codec) -> T) -> T {
+        let spare = self.codecs.lock().pop();
+        let mut codec = spare.unwrap_or_else(|| Codec::new(self.algorithm));
+        let done = work(&mut codec);
+        self.codecs.lock().push(codec);
+        done
+    }
+
+    fn error(&self, action: Action, at: u64, len: usize, errno: i32) -> DriveError {
+        let error = DriveError { action, at, len: len as u64, errno };
+        self.failures.note(&error);
+        error
+    }
+
+    /// Waits until `ready`, as long as the store works or has failed for less than [`PATIENCE`].
+    fn wait(
+        &self,
+        (action, at, len): (Action, u64, usize),
+        ready: impl Fn(&super::uploads::State) -> bool,
+    ) -> Result<(), DriveError> {
+        let began = Instant::now();
+        let mut state = self.shared.state.lock();
+        loop {
+            if state.successor.is_some() {
+                drop(state);
+                return Err(self.error(action, at, len, rustix::io::Errno::STALE.raw_os_error()));
+            }
+            if ready(&state) {
+                return Ok(());
+            }
+            let failing =
+                state.failing.as_ref().filter(|(_, since)| began.max(*since).elapsed() >= PATIENCE);
+            if let Some(errno) = failing.map(|(trouble, _)| trouble.errno) {
+                drop(state);
+                return Err(self.error(action, at, len, errno));
+            }
+            self.shared.changed.wait_for(&mut state, LOOK);
+        }
+    }
+
+    /// Where each of `count` blocks from `first` on comes from.
+    fn sources(&self, first: u64, count: u64) -> Vec<Source> {
+        let state = self.shared.state.lock();
+        let windows =
+            || std::iter::once(&state.open).chain(state.sealed.iter().rev().map(|s| &*s.window));
+        let source = |block| match windows().find_map(|window| window.get(block)) {
+            Some(Had::Payload(payload)) => Source::Memory(payload),
+            Some(Had::Zeros) => Source::Zeros,
+            None => match state.index.get(block) {
+                Some(place) => Source::Store(place, state.sessions.of(place.slot.into())),
+                None => Source::Zeros,
+            },
+        };
+        (first..first + count).map(source).collect()
+    }
+
+    /// Reads the run of blocks that begins with `place`, as far as their payloads follow each other
+    /// in one object. Returns how many they are.
+    fn read_run(
+        &self,
+        (first, at): (u64, u64),
+        run: &[Source],
+        out: &mut [[u8; BLOCK_SIZE]],
+    ) -> Result<usize, DriveError> {
+        let failed = |errno| self.error(Action::Read, at, BLOCK_SIZE, errno);
+        let damaged = || failed(rustix::io::Errno::IO.raw_os_error());
+        let Some(Source::Store(begin, session)) = run.first() else { return Ok(0) };
+        let mut end = u64::from(begin.at);
+        let places: Vec<Place> = run
+            .iter()
+            .map_while(|source| match source {
+                Source::Store(place, _)
+                    if place.slot == begin.slot
+                        && u64::from(place.at) == end
+                        && end + u64::from(place.len) <= u64::from(begin.at) + READ_MAX =>
+                {
+                    end += u64::from(place.len);
+                    Some(*place)
+                }
+                _ => None,
+            })
+            .collect();
+        let key = slot(begin.slot.into());
+        let bytes = self.shared.store.get_range(&key, begin.at.into()..end).map_err(|failure| {
+            self.shared.note_failure(&failure);
+            failed(super::uploads::errno(&failure))
+        })?;
+        let seed = Seed { volume: self.shared.volume, session: *session, slot: begin.slot.into() };
+        self.codec(|codec| {
+            for (i, place) in places.iter().enumerate() {
+                let from = (place.at - begin.at) as usize;
+                let payload = bytes.get(from..from + usize::from(place.len)).ok_or_else(damaged)?;
+                let fits = seed.payload(first + i as u64, place.coding, payload) == place.check;
+                if !fits || !codec.decode(place.coding, payload, &mut out[i]) {
+                    self.shared.note_damage(place.slot.into());
+                    return Err(damaged());
+                }
+            }
+            Ok(places.len())
+        })
+    }
+
+    fn encode(&self, blocks: &[[u8; BLOCK_SIZE]]) -> Vec<Option<Payload>> {
+        let mut room = [0; BLOCK_SIZE];
+        self.codec(|codec| {
+            let encode = |block: &[u8; BLOCK_SIZE]| match codec.encode(block, &mut room) {
+                Encoded::Same(0) => None,
+                Encoded::Same(word) => {
+                    let word = u64::from(word) << 32 | u64::from(word);
+                    Some(Payload { coding: Coding::Fill, bytes: word.to_le_bytes()[..].into() })
+                }
+                Encoded::Payload(len, coding) => {
+                    Some(Payload { coding, bytes: room[..len].into() })
+                }
+            };
+            blocks.iter().map(encode).collect()
+        })
+    }
+}
+
+impl Drive for ObjectDrive {
+    fn size(&self) -> u64 {
+        self.shared.size
+    }
+
+    fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
+        let (blocks, _) = buf.as_chunks_mut::<BLOCK_SIZE>();
+        let first = at / BLOCK;
+        let sources = self.sources(first, blocks.len() as u64);
+        let mut done = 0;
+        while done < sources.len() {
+            let here = at + done as u64 * BLOCK;
+            match &sources[done] {
+                Source::Zeros => blocks[done].fill(0),
+                Source::Memory(Payload { coding, bytes }) => {
+                    if !self.codec(|codec| codec.decode(*coding, bytes, &mut blocks[done])) {
+                        let errno = rustix::io::Errno::IO.raw_os_error();
+                        return Err(self.error(Action::Read, here, BLOCK_SIZE, errno));
+                    }
+                }
+                Source::Store(..) => {
+                    let block = first + done as u64;
+                    done += self.read_run((block, here), &sources[done..], &mut blocks[done..])?;
+                    continue;
+                }
+            }
+            done += 1;
+        }
+        Ok(())
+    }
+
+    fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+        let (blocks, _) = data.as_chunks::<BLOCK_SIZE>();
+        let payloads = self.encode(blocks);
+        self.wait((Action::Write, at, data.len()), |state| state.waiting_bytes() < WAITING)?;
+        let mut state = self.shared.state.lock();
+        for (block, payload) in (at / BLOCK..).zip(payloads) {
+            match payload {
+                Some(payload) => state.open.write(block, payload),
+                None => state.open.zero(block..block + 1),
+            }
+        }
+        self.shared.opened(&mut state);
+        if state.open.bytes() >= WINDOW {
+            self.shared.seal(&mut state);
+        }
+        Ok(())
+    }
+
+    fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {
+        let mut state = self.shared.state.lock();
+        state.open.zero(at / BLOCK..(at + len) / BLOCK);
+        self.shared.opened(&mut state);
+        Ok(())
+    }
+
+    fn failures(&self) -> Option<&Failures> {
+        Some(&self.failures)
+    }
+
+    fn flush(&self) -> Result<(), DriveError> {
+        let last = {
+            let mut state = self.shared.state.lock();
+            self.shared.seal(&mut state);
+            state.sealed_windows
+        };
+        self.wait((Action::Flush, 0, 0), |state| state.committed_windows >= last)
+    }
+
+    fn close(&self) -> Result<(), DriveError> {
+        let flushed = self.flush();
+        self.shared.stop();
+        for thread in self.threads.lock().drain(..) {
+            let _ = thread.join(); // it returns nothing
+        }
+        flushed?;
+        self.shared.give_up().map_err(|errno| self.error(Action::Flush, 0, 0, errno))
+    }
+}
+
+impl Drop for ObjectDrive {
+    fn drop(&mut self) {
+        self.shared.stop();
+        for thread in self.threads.get_mut().drain(..) {
+            let _ = thread.join(); // it returns nothing
+        }
+    }
+}

@@ -1,0 +1,467 @@
+//! The objects of a chain: root, fence, and part of a window. `docs/object-format.md` draws them.
+//! Pure: bytes in, values out.
+//!
+//! Invariants: numbers are little-endian; an object is believed only if its check words fit, which
+//! are seeded with the volume's identity, the session that made it, and its slot.
+
+use crate::BLOCK_SIZE;
+use crate::codec::Coding;
+use crc_fast::{CrcAlgorithm, Digest};
+use std::ops::Range;
+
+/// First bytes of every object.
+pub const MAGIC: [u8; 8] = *b"ztierOBJ";
+/// Version of the format.
+pub const VERSION: u16 = 1;
+/// Bytes of a head.
+pub const HEAD: usize = 80;
+/// Bytes of an entry.
+pub const ENTRY: usize = 16;
+/// Bytes of a root.
+pub const ROOT: usize = 512;
+/// Most bytes of an owner's name in a root.
+pub const OWNER_MAX: usize = 256;
+/// Most entries of a part.
+pub const ENTRIES_MAX: usize = 1 << 16;
+/// Slots that an owner may have issued beyond the first one that is not durable; a fence continues
+/// the chain at its own slot plus this. Few for the simulator, which then meets the end often.
+pub const WIDTH: u64 = if cfg!(sim) { 2 } else { 16 };
+
+const TABLE_CRC_AT: usize = 68;
+const HEAD_CRC_AT: usize = HEAD - 4;
+const ROOT_CRC_AT: usize = ROOT - 4;
+const KIND_PART: u8 = 1;
+const KIND_FENCE: u8 = 2;
+const KIND_ROOT: u8 = 3;
+/// A part: it is the last one of its window, which counts from here on.
+const COMMITS: u8 = 1;
+const OWNER_AT: usize = 112;
+
+/// A number that is unique to a volume.
+pub type Identity = [u8; 16];
+/// A number that is unique to an owner's time with a volume.
+pub type Session = [u8; 16];
+
+/// What an object was made for, and by which session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seed {
+    /// The volume.
+    pub volume: Identity,
+    /// The session that made it.
+    pub session: Session,
+    /// Its slot.
+    pub slot: u64,
+}
+
+impl Seed {
+    /// The check word of `bytes` in an object of this seed.
+    fn check(&self, what: u64, bytes: &[u8]) -> u32 {
+        let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+        for part in [&self.volume[..], &self.session, &self.slot.to_le_bytes(), &what.to_le_bytes()]
+        {
+            digest.update(part);
+        }
+        digest.update(bytes);
+        digest.finalize() as u32
+    }
+
+    /// The check word of the payload of `block`.
+    pub fn payload(&self, block: u64, coding: Coding, payload: &[u8]) -> u32 {
+        self.check(block << 8 | u64::from(code(coding)), payload)
+    }
+}
+
+/// How much of a window an object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The window's number in its session.
+    pub window: u64,
+    /// The part's number in its window, from 0 on.
+    pub part: u32,
+    /// Whether it is the last part.
+    pub commits: bool,
+}
+
+/// What an entry of a part says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// The block has this payload; payloads follow each other in the order of their entries.
+    Block {
+        /// The block's number.
+        block: u64,
+        /// How the payload is coded.
+        coding: Coding,
+        /// Bytes of the payload.
+        len: u16,
+        /// See [`Seed::payload`].
+        check: u32,
+    },
+    /// These blocks read as zeros.
+    Zeros {
+        /// The first of them.
+        first: u64,
+        /// Their number.
+        count: u32,
+    },
+}
+
+fn code(coding: Coding) -> u8 {
+    match coding {
+        Coding::Raw => 0,
+        Coding::Lz4 => 1,
+        Coding::Zstd => 2,
+        Coding::Fill => 3,
+        // Each block has a payload of its own.
+        Coding::Cluster(_) => NONE,
+    }
+}
+
+fn coding(code: u8) -> Option<Coding> {
+    let all = [Coding::Raw, Coding::Lz4, Coding::Zstd, Coding::Fill];
+    all.into_iter().find(|coding| self::code(*coding) == code)
+}
+
+/// In place of a coding: an entry of zeros; and no coding.
+const ZEROS: u8 = 255;
+const NONE: u8 = 254;
+
+impl Entry {
+    fn encode(&self, out: &mut Vec<u8>) {
+        let (block, len, code, word) = match *self {
+            Self::Block { block, coding, len, check } => (block, len, code(coding), check),
+            Self::Zeros { first, count } => (first, 0, ZEROS, count),
+        };
+        out.extend_from_slice(&block.to_le_bytes());
+        out.extend_from_slice(&len.to_le_bytes());
+        out.extend_from_slice(&[code, 0]);
+        out.extend_from_slice(&word.to_le_bytes());
+    }
+
+    fn decode(bytes: &[u8; ENTRY]) -> Option<Self> {
+        let (block, word) = (get8(bytes, 0), get4(bytes, 12));
+        let len = u16::from_le_bytes([bytes[8], bytes[9]]);
+        match bytes[10] {
+            ZEROS if len == 0 => Some(Self::Zeros { first: block, count: word }),
+            ZEROS => None,
+            code => {
+                let coding = coding(code)?;
+                let fits = usize::from(len) <= BLOCK_SIZE && len > 0;
+                fits.then_some(Self::Block { block, coding, len, check: word })
+            }
+        }
+    }
+}
+
+/// The object in a slot of the chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Object {
+    /// Ends the time of earlier sessions: the chain continues [`WIDTH`] slots on.
+    Fence {
+        /// The session that begins here.
+        session: Session,
+    },
+    /// A part of a window.
+    Part {
+        /// The session that made it.
+        session: Session,
+        /// How much of a window it is.
+        part: Part,
+        /// What it says.
+        entries: Vec<Entry>,
+    },
+}
+
+/// Why an object is not believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Damage {
+    /// It is none of ours.
+    #[error("is no object of ztier")]
+    Foreign,
+    /// This version can't read it.
+    #[error("was made by a newer ztier (format {0})")]
+    Newer(u16),
+    /// It is another volume's, or that of a session which does not count there.
+    #[error("belongs to another volume")]
+    Other,
+    /// A check word does not fit.
+    #[error("is damaged")]
+    Damaged,
+    /// It was made for another slot.
+    #[error("is of another slot")]
+    Misplaced,
+}
+
+/// A fence.
+pub fn fence(seed: &Seed) -> Vec<u8> {
+    let none = Part { window: 0, part: 0, commits: false };
+    head(KIND_FENCE, seed, none, 0, HEAD, 0)
+}
+
+/// A part of a window: `payloads` are those of the entries, one after the other.
+pub fn part(seed: &Seed, part: Part, entries: &[Entry], payloads: &[u8]) -> Vec<u8> {
+    let mut table = Vec::with_capacity(entries.len() * ENTRY);
+    entries.iter().for_each(|entry| entry.encode(&mut table));
+    let len = HEAD + table.len() + payloads.len();
+    let check = seed.check(u64::MAX, &table);
+    let mut out = head(KIND_PART, seed, part, entries.len() as u32, len, check);
+    out.extend_from_slice(&table);
+    out.extend_from_slice(payloads);
+    out
+}
+
+fn head(kind: u8, seed: &Seed, part: Part, entries: u32, len: usize, table: u32) -> Vec<u8> {
+    let mut out = Vec::with_capacity(len);
+    out.extend_from_slice(&MAGIC);
+    out.extend_from_slice(&VERSION.to_le_bytes());
+    out.extend_from_slice(&[kind, if part.commits { COMMITS } else { 0 }]);
+    out.extend_from_slice(&entries.to_le_bytes());
+    out.extend_from_slice(&seed.volume);
+    out.extend_from_slice(&seed.session);
+    out.extend_from_slice(&seed.slot.to_le_bytes());
+    out.extend_from_slice(&(part.window << 16 | u64::from(part.part)).to_le_bytes());
+    out.extend_from_slice(&(len as u32).to_le_bytes());
+    out.extend_from_slice(&table.to_le_bytes());
+    out.resize(HEAD_CRC_AT, 0);
+    let check = seed.check(u64::MAX - 1, &out);
+    out.extend_from_slice(&check.to_le_bytes());
+    out
+}
+
+/// Bytes of an object's head and table, given its head; at least [`HEAD`].
+pub fn table_end(head: &[u8]) -> usize {
+    let entries = if head.len() < HEAD { 0 } else { get4(head, 12) as usize };
+    HEAD + entries.min(ENTRIES_MAX) * ENTRY
+}
+
+/// Reads the head and table of the object in `slot` of `volume`.
+///
+/// # Errors
+/// It is not that object.
+pub fn decode(bytes: &[u8], volume: &Identity, slot: u64) -> Result<Object, Damage> {
+    let kind = known(bytes, volume)?;
+    let end = table_end(bytes);
+    if bytes.len() < end {
+        return Err(Damage::Damaged);
+    }
+    let session = array(bytes, 32);
+    let found = Seed { volume: *volume, session, slot: get8(bytes, 48) };
+    if get4(bytes, HEAD_CRC_AT) != found.check(u64::MAX - 1, &bytes[..HEAD_CRC_AT]) {
+        return Err(Damage::Damaged);
+    }
+    if found.slot != slot {
+        return Err(Damage::Misplaced);
+    }
+    let table = &bytes[HEAD..end];
+    match kind {
+        KIND_FENCE => Ok(Object::Fence { session }),
+        KIND_PART if get4(bytes, TABLE_CRC_AT) == found.check(u64::MAX, table) => {
+            let entries = table.as_chunks::<ENTRY>().0.iter().map(Entry::decode);
+            let entries = entries.collect::<Option<_>>().ok_or(Damage::Damaged)?;
+            let number = get8(bytes, 56);
+            let (window, commits) = (number >> 16, bytes[11] & COMMITS != 0);
+            let part = Part { window, part: number as u32 & 0xffff, commits };
+            Ok(Object::Part { session, part, entries })
+        }
+        _ => Err(Damage::Damaged),
+    }
+}
+
+/// The kind of an object of `volume`.
+fn known(bytes: &[u8], volume: &Identity) -> Result<u8, Damage> {
+    if bytes.len() < HEAD || bytes[..8] != MAGIC {
+        return Err(Damage::Foreign);
+    }
+    match u16::from_le_bytes([bytes[8], bytes[9]]) {
+        VERSION => {}
+        newer if newer > VERSION => return Err(Damage::Newer(newer)),
+        _ => return Err(Damage::Damaged),
+    }
+    if array::<16>(bytes, 16) != *volume {
+        return Err(Damage::Other);
+    }
+    Ok(bytes[10])
+}
+
+/// The only object that changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Root {
+    /// The volume.
+    pub volume: Identity,
+    /// Bytes of the volume.
+    pub size: u64,
+    /// Rises with each change.
+    pub generation: u64,
+    /// The session that owns the volume, or owned it last.
+    pub session: Session,
+    /// The slot of its fence; with no owner yet, the first slot.
+    pub fence: u64,
+    /// Whether it ended in order.
+    pub ended: bool,
+    /// The owner, in words.
+    pub owner: String,
+}
+
+impl Root {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(ROOT);
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&[KIND_ROOT, u8::from(self.ended)]);
+        out.extend_from_slice(&(WIDTH as u32).to_le_bytes());
+        out.extend_from_slice(&self.volume);
+        out.extend_from_slice(&self.session);
+        for number in [self.size, self.generation, self.fence] {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        out.resize(OWNER_AT - 2, 0);
+        let owner = self.owner.floor_char_boundary(OWNER_MAX);
+        out.extend_from_slice(&(owner as u16).to_le_bytes());
+        out.extend_from_slice(&self.owner.as_bytes()[..owner]);
+        out.resize(ROOT_CRC_AT, 0);
+        out.extend_from_slice(&crc_fast::crc32_iscsi(&out).to_le_bytes());
+        out
+    }
+
+    /// Of bytes.
+    ///
+    /// # Errors
+    /// It is no root, or damaged.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Damage> {
+        let volume = if bytes.len() < HEAD { [0; 16] } else { array(bytes, 16) };
+        let kind = known(bytes, &volume)?;
+        let whole = bytes.len() == ROOT
+            && get4(bytes, ROOT_CRC_AT) == crc_fast::crc32_iscsi(&bytes[..ROOT_CRC_AT]);
+        if !whole || kind != KIND_ROOT || u64::from(get4(bytes, 12)) != WIDTH {
+            return Err(Damage::Damaged);
+        }
+        let len = usize::from(u16::from_le_bytes([bytes[OWNER_AT - 2], bytes[OWNER_AT - 1]]));
+        let owner = bytes.get(OWNER_AT..OWNER_AT + len.min(OWNER_MAX)).unwrap_or_default();
+        Ok(Self {
+            volume,
+            size: get8(bytes, 48),
+            generation: get8(bytes, 56),
+            session: array(bytes, 32),
+            fence: get8(bytes, 64),
+            ended: bytes[11] == 1,
+            owner: String::from_utf8_lossy(owner).into_owned(),
+        })
+    }
+}
+
+/// The ranges of the payloads of a part, in the whole object, in the order of their entries.
+pub fn payloads(entries: &[Entry]) -> impl Iterator<Item = (&Entry, Range<u32>)> {
+    let mut at = (HEAD + entries.len() * ENTRY) as u32;
+    entries.iter().map(move |entry| {
+        let len = match entry {
+            Entry::Block { len, .. } => u32::from(*len),
+            Entry::Zeros { .. } => 0,
+        };
+        at += len;
+        (entry, at - len..at)
+    })
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[at..at + N]);
+    out
+}
+
+fn get8(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(array(bytes, at))
+}
+
+fn get4(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(array(bytes, at))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    const SEED: Seed = Seed { volume: [1; 16], session: [2; 16], slot: 0x1234 };
+    const PART: Part = Part { window: 7, part: 3, commits: true };
+
+    fn entries() -> Vec<Entry> {
+        let block = |block, len| {
+            let check = SEED.payload(block, Coding::Lz4, &vec![9; usize::from(len)]);
+            Entry::Block { block, coding: Coding::Lz4, len, check }
+        };
+        vec![Entry::Zeros { first: 5, count: 1 << 30 }, block(6, 100), block(1 << 33, 4096)]
+    }
+
+    #[test]
+    fn objects_are_read_as_they_were_made() {
+        let bytes = part(&SEED, PART, &entries(), &[9; 4196]);
+        assert_eq!(bytes.len(), HEAD + 3 * ENTRY + 4196);
+        assert_eq!(table_end(&bytes), HEAD + 3 * ENTRY);
+        // Head and table are enough.
+        let found = decode(&bytes[..HEAD + 3 * ENTRY], &SEED.volume, SEED.slot);
+        let (session, part) = (SEED.session, PART);
+        assert_eq!(found, Ok(Object::Part { session, part, entries: entries() }));
+        let ranges: Vec<_> = payloads(&entries()).map(|(_, range)| range).collect();
+        assert_eq!(ranges, [128..128, 128..228, 228..4324]);
+        let fence = fence(&SEED);
+        assert_eq!(fence.len(), HEAD);
+        assert_eq!(decode(&fence, &SEED.volume, SEED.slot), Ok(Object::Fence { session }));
+        let root = Root {
+            volume: [1; 16],
+            size: 1 << 40,
+            generation: 3,
+            session: [2; 16],
+            fence: 77,
+            ended: true,
+            owner: "v on host".into(),
+        };
+        assert_eq!(root.encode().len(), ROOT);
+        assert_eq!(Root::decode(&root.encode()), Ok(root.clone()));
+        let long = Root { owner: "ä".repeat(300), ..root };
+        assert_eq!(Root::decode(&long.encode()).unwrap().owner, "ä".repeat(128));
+    }
+
+    #[test]
+    fn what_was_changed_anywhere_is_not_believed() {
+        let good = part(&SEED, PART, &entries(), &[9; 4196]);
+        for at in 0..HEAD + 3 * ENTRY {
+            for bit in 0..8 {
+                let mut bad = good.clone();
+                bad[at] ^= 1 << bit;
+                assert!(decode(&bad, &SEED.volume, SEED.slot).is_err(), "byte {at}, bit {bit}");
+            }
+        }
+        for len in 0..HEAD + 3 * ENTRY {
+            assert!(decode(&good[..len], &SEED.volume, SEED.slot).is_err(), "{len}");
+        }
+        assert_eq!(decode(&good, &[3; 16], SEED.slot), Err(Damage::Other));
+        assert_eq!(decode(&good, &SEED.volume, 1), Err(Damage::Misplaced));
+        let root = Root {
+            volume: [1; 16],
+            size: 4096,
+            generation: 0,
+            session: [0; 16],
+            fence: 0,
+            ended: false,
+            owner: String::new(),
+        };
+        let good = root.encode();
+        for at in 0..ROOT {
+            let mut bad = good.clone();
+            bad[at] ^= 0x10;
+            assert!(Root::decode(&bad).is_err(), "byte {at}");
+        }
+        let mut newer = good;
+        newer[8] = 2;
+        assert_eq!(Root::decode(&newer), Err(Damage::Newer(2)));
+    }
+
+    #[test]
+    fn a_payload_is_of_its_block_slot_and_session() {
+        let check = SEED.payload(6, Coding::Lz4, b"abc");
+        assert_ne!(check, SEED.payload(7, Coding::Lz4, b"abc"));
+        assert_ne!(check, SEED.payload(6, Coding::Raw, b"abc"));
+        assert_ne!(check, Seed { slot: 1, ..SEED }.payload(6, Coding::Lz4, b"abc"));
+        assert_ne!(check, Seed { session: [3; 16], ..SEED }.payload(6, Coding::Lz4, b"abc"));
+    }
+}

@@ -1,0 +1,136 @@
+//! Where in the chain each block is.
+//!
+//! Invariant: the index is that of the windows that were applied, in their order.
+
+use super::format::{Entry, payloads};
+use crate::codec::Coding;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Blocks of a leaf.
+const LEAF: u64 = 64;
+/// Bytes that a leaf takes.
+const LEAF_BYTES: u64 = LEAF * size_of::<Option<Place>>() as u64;
+
+/// Where a block's payload is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The slot of the object.
+    pub slot: u32,
+    /// The first byte in the object.
+    pub at: u32,
+    /// The payload's check word.
+    pub check: u32,
+    /// Bytes.
+    pub len: u16,
+    /// How it is coded.
+    pub coding: Coding,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Index {
+    leaves: BTreeMap<u64, Box<[Option<Place>; LEAF as usize]>>,
+    blocks: u64,
+    live_bytes: u64,
+    stored_bytes: u64,
+}
+
+impl Index {
+    /// Where `block` is; `None`: it reads as zeros.
+    pub fn get(&self, block: u64) -> Option<Place> {
+        self.leaves.get(&(block / LEAF))?[(block % LEAF) as usize]
+    }
+
+    /// Applies a window: its parts, each with its slot.
+    pub fn apply(&mut self, parts: &[(u64, Vec<Entry>)]) {
+        for (slot, entries) in parts {
+            for (entry, bytes) in payloads(entries) {
+                match *entry {
+                    Entry::Zeros { first, count } => self.zero(first..first + u64::from(count)),
+                    Entry::Block { block, coding, len, check } => {
+                        let (slot, at) = (*slot as u32, bytes.start);
+                        self.stored_bytes += u64::from(len);
+                        self.set(block, Place { slot, at, check, len, coding });
+                    }
+                }
+            }
+        }
+    }
+
+    fn set(&mut self, block: u64, place: Place) {
+        let leaf =
+            self.leaves.entry(block / LEAF).or_insert_with(|| Box::new([None; LEAF as usize]));
+        self.live_bytes += u64::from(place.len);
+        match leaf[(block % LEAF) as usize].replace(place) {
+            Some(before) => self.live_bytes -= u64::from(before.len),
+            None => self.blocks += 1,
+        }
+    }
+
+    fn zero(&mut self, blocks: Range<u64>) {
+        let (first, last) = (blocks.start / LEAF, blocks.end.div_ceil(LEAF));
+        let leaves: Vec<u64> = self.leaves.range(first..last).map(|(number, _)| *number).collect();
+        for number in leaves {
+            let Some(leaf) = self.leaves.get_mut(&number) else { continue };
+            let start = blocks.start.max(number * LEAF) - number * LEAF;
+            let end = blocks.end.min((number + 1) * LEAF) - number * LEAF;
+            for place in &mut leaf[start as usize..end as usize] {
+                if let Some(before) = place.take() {
+                    self.live_bytes -= u64::from(before.len);
+                    self.blocks -= 1;
+                }
+            }
+            if leaf.iter().all(Option::is_none) {
+                self.leaves.remove(&number);
+            }
+        }
+    }
+
+    /// Blocks that are not zeros.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Bytes of payloads that blocks have.
+    pub fn live_bytes(&self) -> u64 {
+        self.live_bytes
+    }
+
+    /// Bytes of payloads in all windows.
+    pub fn stored_bytes(&self) -> u64 {
+        self.stored_bytes
+    }
+
+    /// Memory of the index, in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        self.leaves.len() as u64 * LEAF_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn block(block: u64, len: u16) -> Entry {
+        Entry::Block { block, coding: Coding::Lz4, len, check: block as u32 }
+    }
+
+    #[test]
+    fn a_later_window_replaces_and_frees() {
+        let mut index = Index::default();
+        index.apply(&[(16, vec![block(5, 100), block(600, 50), block(1 << 32, 7)])]);
+        let place = index.get(600).unwrap();
+        assert_eq!((place.slot, place.at, place.len), (16, 80 + 3 * 16 + 100, 50));
+        assert_eq!((index.blocks(), index.live_bytes(), index.stored_bytes()), (3, 157, 157));
+        let zeros = Entry::Zeros { first: 6, count: u32::MAX };
+        index.apply(&[(17, vec![zeros, block(700, 9)]), (18, vec![block(5, 200)])]);
+        assert_eq!((index.get(600), index.get(1 << 32).map(|p| p.slot)), (None, None));
+        assert_eq!(index.get(5).map(|p| (p.slot, p.len)), Some((18, 200)));
+        assert_eq!((index.blocks(), index.live_bytes(), index.stored_bytes()), (2, 209, 366));
+        assert_eq!(index.memory_bytes(), 2 * LEAF_BYTES);
+        index.apply(&[(19, vec![Entry::Zeros { first: 0, count: 1024 }])]);
+        assert_eq!((index.blocks(), index.live_bytes(), index.memory_bytes()), (0, 0, 0));
+    }
+}

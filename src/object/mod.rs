@@ -1,0 +1,31 @@
+//! A volume in a store of objects: one chain of numbered objects that are made once and never
+//! change, and one root.
+//!
+//! Writes gather in memory as a window. A window is uploaded as parts, in slots that follow each
+//! other, and counts with its last part: the store always has a past state of the volume. One
+//! session at a time owns the chain; the next one fences it ([`TakeOver`]), without a clock.
+
+mod adoption;
+mod directory;
+mod drive;
+mod format;
+mod index;
+mod issuer;
+mod opening;
+pub mod planted;
+mod store;
+mod takeover;
+mod uploads;
+mod window;
+
+pub use adoption::Adoption;
+pub use directory::Directory;
+pub use drive::ObjectDrive;
+pub use format::{
+    Damage, Entry, Identity, Object, Part, Root, Seed, Session, WIDTH, decode, fence, part,
+    payloads, table_end,
+};
+pub use issuer::{Issuer, Taken, judge};
+pub use opening::{Opened, Wanted, open, root};
+pub use store::{Failure, Store, Tag, Trouble};
+pub use takeover::{Answer, Ask, Owned, Step, TakeOver};

@@ -1,0 +1,266 @@
+//! Brings the state of a volume out of its store, as its next owner.
+//!
+//! Invariant: a store that fails is asked again, for [`PATIENCE`]; damage is never passed over.
+
+use super::format::{Damage, HEAD, Identity, Object, Root, Seed, Session, fence, table_end};
+use super::index::Index;
+use super::store::{BEAT, Failure, ROOT, Store, slot};
+use super::takeover::{Answer, Ask, Owned, Step, TakeOver};
+use super::{Adoption, format};
+use crate::error::{Error, Result};
+use crate::remedy;
+use rustix::rand::{GetRandomFlags, getrandom};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a store that fails is asked again.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Pause before it is asked again.
+const RETRY: Duration = Duration::from_millis(200);
+/// Bytes that are read of an object at first: most tables are in them.
+const GLANCE: u64 = 64 << 10;
+/// How long after its last sign an owner counts as alive.
+pub const ALIVE: Duration = Duration::from_secs(30);
+
+/// How to open a volume.
+pub struct Wanted<'a> {
+    /// The name of the owner: users see it, and the same name does not wait for itself.
+    pub owner: &'a str,
+    /// Bytes of the volume, if it may be new.
+    pub size: Option<u64>,
+    /// Take it from an owner that may be alive.
+    pub force: bool,
+}
+
+/// A volume that is owned.
+pub struct Opened {
+    pub(super) owned: Owned,
+    pub(super) index: Index,
+    pub(super) sessions: Sessions,
+}
+
+/// Which session made the objects from a slot on.
+#[derive(Debug, Default)]
+pub struct Sessions(BTreeMap<u64, Session>);
+
+impl Sessions {
+    /// The session of the object in `slot`.
+    pub fn of(&self, slot: u64) -> Session {
+        self.0.range(..=slot).next_back().map_or([0; 16], |(_, session)| *session)
+    }
+
+    /// From `slot` on it is this session.
+    pub fn begin(&mut self, slot: u64, session: Session) {
+        if self.of(slot) != session {
+            self.0.insert(slot, session);
+        }
+    }
+}
+
+/// A number that no other has.
+pub fn unique() -> Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    getrandom(&mut bytes, GetRandomFlags::empty())
+        .map_err(|e| Error::failure(format!("no random numbers: {e}")))?;
+    Ok(bytes)
+}
+
+/// The root of the volume in `store`; `None` if it has none.
+///
+/// # Errors
+/// The store fails, or its root is damaged or of a newer version.
+pub fn root(store: &dyn Store) -> Result<Option<Root>> {
+    match patiently(|| store.get(ROOT)) {
+        Ok((content, _)) => match Root::decode(&content) {
+            Ok(root) => Ok(Some(root)),
+            Err(damage) => Err(bad_root(store, damage)),
+        },
+        Err(Failure::Missing) => Ok(None),
+        Err(failure) => Err(Error::failure(failure.to_string())),
+    }
+}
+
+fn bad_root(store: &dyn Store, damage: Damage) -> Error {
+    let error = Error::failure(format!("{}/{ROOT} {damage}", store.place()));
+    match damage {
+        Damage::Newer(_) => error.hint("use that version, or a newer one"),
+        _ => error.hint("give the place of a volume, or an empty one"),
+    }
+}
+
+fn patiently<T>(
+    mut ask: impl FnMut() -> std::result::Result<T, Failure>,
+) -> std::result::Result<T, Failure> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match ask() {
+            Err(Failure::Other(_)) if Instant::now() < until => std::thread::sleep(RETRY),
+            answer => return answer,
+        }
+    }
+}
+
+/// Makes the volume if it is new, refuses it while another owner is alive, and takes it over.
+/// `progress` hears the number of objects that were read.
+///
+/// # Errors
+/// The volume is in use, is another one, or damaged; or the store fails for [`PATIENCE`].
+pub fn open(store: &Arc<dyn Store>, wanted: &Wanted<'_>, progress: &dyn Fn(u64)) -> Result<Opened> {
+    let store = &**store;
+    let found = match root(store)? {
+        Some(root) => root,
+        None => make(store, wanted)?,
+    };
+    if let Some(size) = wanted.size.filter(|size| *size != found.size) {
+        return Err(Error::usage(format!(
+            "the volume in {} has {} bytes, not {size}",
+            store.place(),
+            found.size
+        ))
+        .hint("leave out size"));
+    }
+    refuse_alive(store, &found, wanted)?;
+    let opened = take_over(store, &found.volume, wanted.owner, progress)?;
+    // The next daemon looks at its age; a sign that is missing only makes the owner look dead.
+    let _ = store.put(BEAT, wanted.owner.as_bytes());
+    Ok(opened)
+}
+
+/// Makes the root of a new volume.
+fn make(store: &dyn Store, wanted: &Wanted<'_>) -> Result<Root> {
+    let Some(size) = wanted.size else {
+        return Err(Error::usage(format!("{} has no volume yet", store.place()))
+            .hint("give its size, like --size 1T"));
+    };
+    let root = Root {
+        volume: unique()?,
+        size,
+        generation: 0,
+        session: [0; 16],
+        fence: 0,
+        ended: true,
+        owner: String::new(),
+    };
+    match patiently(|| store.create(ROOT, &root.encode())) {
+        Ok(()) => Ok(root),
+        // By an earlier try of this call, or by another host.
+        Err(Failure::Exists) => self::root(store)?.ok_or_else(|| vanished(store)),
+        Err(failure) => Err(Error::failure(failure.to_string())),
+    }
+}
+
+fn vanished(store: &dyn Store) -> Error {
+    Error::failure(format!("{}/{ROOT} was there, and is not", store.place()))
+        .hint("does another program delete from it?")
+}
+
+/// Refuses a volume whose owner has given a sign lately.
+fn refuse_alive(store: &dyn Store, root: &Root, wanted: &Wanted<'_>) -> Result<()> {
+    if wanted.force || root.ended || root.owner == wanted.owner {
+        return Ok(());
+    }
+    match patiently(|| store.age(BEAT)) {
+        Ok(age) if age < ALIVE => Err(Error::busy(format!(
+            "the volume in {} is in use by {}, alive {} s ago",
+            store.place(),
+            root.owner,
+            age.as_secs()
+        ))
+        .hint(remedy::OBJECT_IN_USE)),
+        Ok(_) | Err(Failure::Missing) => Ok(()),
+        Err(failure) => Err(Error::failure(failure.to_string())),
+    }
+}
+
+fn take_over(
+    store: &dyn Store,
+    volume: &Identity,
+    owner: &str,
+    progress: &dyn Fn(u64),
+) -> Result<Opened> {
+    let mut machine = TakeOver::new(unique()?, owner.to_owned());
+    let (mut index, mut sessions, mut adoption) = Default::default();
+    let mut read = 0;
+    let mut failing: Option<Instant> = None;
+    loop {
+        let answer = answer(store, volume, &machine);
+        match machine.hear(answer) {
+            Step::Next => {}
+            Step::Adopt(slot, object) => {
+                read += 1;
+                progress(read);
+                if let Object::Part { session, .. } = &object {
+                    Sessions::begin(&mut sessions, slot, *session);
+                }
+                Index::apply(&mut index, &Adoption::take(&mut adoption, slot, object));
+            }
+            Step::Again => {
+                (index, sessions, adoption) = Default::default();
+                machine.again(unique()?);
+            }
+            Step::Owner(owned) => {
+                sessions.begin(owned.next, owned.root.session);
+                return Ok(Opened { owned, index, sessions });
+            }
+            Step::Failed(failure) => {
+                let since = *failing.get_or_insert_with(Instant::now);
+                if since.elapsed() >= PATIENCE {
+                    return Err(Error::failure(failure.to_string()));
+                }
+                std::thread::sleep(RETRY);
+                continue;
+            }
+            Step::Damaged(number, damage) => {
+                return Err(Error::failure(format!("{}/{} {damage}", store.place(), slot(number)))
+                    .hint("restore that object from a copy of the store"));
+            }
+        }
+        failing = None;
+    }
+}
+
+/// Asks the store what the machine wants to know.
+fn answer(store: &dyn Store, volume: &Identity, machine: &TakeOver) -> Answer {
+    match machine.ask() {
+        Ask::Root => Answer::Root(store.get(ROOT).and_then(|(content, tag)| {
+            // `open` has read a good one.
+            let decoded = Root::decode(&content).ok().filter(|root| root.volume == *volume);
+            let root = decoded.ok_or(Failure::Changed)?;
+            Ok((root, tag))
+        })),
+        Ask::Object(number) => Answer::Object(look(store, volume, number)),
+        Ask::Fence(number) => {
+            let seed = Seed { volume: *volume, session: machine.session(), slot: number };
+            Answer::Created(store.create(&slot(number), &fence(&seed)))
+        }
+        Ask::Swap(root, tag) => Answer::Swapped(store.swap(ROOT, &root.encode(), &tag)),
+    }
+}
+
+/// Reads head and table of the object in a slot.
+pub fn look(
+    store: &dyn Store,
+    volume: &Identity,
+    number: u64,
+) -> std::result::Result<std::result::Result<Object, Damage>, Failure> {
+    let key = slot(number);
+    let mut bytes = store.get_range(&key, 0..GLANCE)?;
+    let end = table_end(&bytes);
+    if bytes.len() == GLANCE as usize && end > bytes.len() {
+        bytes = store.get_range(&key, 0..end as u64)?;
+    }
+    if bytes.len() < HEAD {
+        return Ok(Err(Damage::Foreign));
+    }
+    Ok(format::decode(&bytes, volume, number))
+}
+
+/// Tells the store that the owner has ended in order.
+///
+/// # Errors
+/// The root is another owner's by now, or the store fails.
+pub fn give_up(store: &dyn Store, owned: &Owned) -> std::result::Result<(), Failure> {
+    let root = Root { generation: owned.root.generation + 1, ended: true, ..owned.root.clone() };
+    store.swap(ROOT, &root.encode(), &owned.tag).map(drop)
+}

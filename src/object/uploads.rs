@@ -1,0 +1,356 @@
+//! What the threads of an object drive share, and the work of those that upload.
+//!
+//! Invariants: parts get slots in the order of their windows; an object that may be in the store is
+//! sent again only with the same content; a drive that has a successor sends nothing more.
+
+use super::Root;
+use super::format::{Identity, Object, Part, Seed, part};
+use super::index::Index;
+use super::issuer::{Issuer, Taken, judge};
+use super::opening::{self, Opened, Sessions, look};
+use super::store::{BEAT, Failure, ROOT, Store, Trouble, slot};
+use super::takeover::Owned;
+use super::window::{Draft, Window};
+use crate::stats::ObjectStats;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Threads that upload.
+pub const UPLOADERS: usize = 4;
+/// A window of this age is sealed.
+const AGE: Duration = Duration::from_secs(5);
+/// Interval between signs of life, and looks at the root.
+const BEATS: Duration = Duration::from_secs(10);
+/// Shortest and longest pause before a store that fails is asked again.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// Longest wait before a look at what has changed.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// A window that gets no more writes.
+pub struct Sealed {
+    pub window: Arc<Window>,
+    number: u64,
+    /// Parts that have no slot yet.
+    todo: VecDeque<Draft>,
+    issued: u32,
+    /// The slots of its parts, and what they say.
+    parts: Vec<(u64, Vec<super::Entry>)>,
+}
+
+/// What the lock protects.
+pub struct State {
+    pub open: Window,
+    /// Since when the open window has something.
+    opened: Option<Instant>,
+    /// Oldest first.
+    pub sealed: VecDeque<Sealed>,
+    pub sealed_windows: u64,
+    pub committed_windows: u64,
+    pub index: Index,
+    pub sessions: Sessions,
+    issuer: Issuer,
+    /// The latest trouble, and since when there is some.
+    pub failing: Option<(Trouble, Instant)>,
+    /// The next owner, in words.
+    pub successor: Option<String>,
+    damaged: Option<u64>,
+}
+
+impl State {
+    /// Memory of writes that are not in the store, in bytes.
+    pub fn waiting_bytes(&self) -> usize {
+        self.open.bytes() + self.sealed.iter().map(|sealed| sealed.window.bytes()).sum::<usize>()
+    }
+
+    /// Commits the sealed windows whose parts are all durable.
+    fn commit(&mut self) {
+        let durable = self.issuer.durable();
+        while let Some(first) = self.sealed.front()
+            && first.todo.is_empty()
+            && first.parts.iter().all(|(slot, _)| *slot < durable)
+            && first.parts.len() == first.issued as usize
+        {
+            let Some(mut done) = self.sealed.pop_front() else { return };
+            done.parts.sort_unstable_by_key(|(slot, _)| *slot);
+            self.index.apply(&done.parts);
+            self.committed_windows += 1;
+        }
+    }
+}
+
+/// See the module.
+pub struct Shared {
+    pub store: Arc<dyn Store>,
+    pub volume: Identity,
+    pub size: u64,
+    owned: Owned,
+    owner: String,
+    pub state: Mutex<State>,
+    /// Notified with each change of the state.
+    pub changed: Condvar,
+    stop: AtomicBool,
+    sent_objects: AtomicU64,
+    sent_bytes: AtomicU64,
+}
+
+/// The error number of a failure.
+pub fn errno(failure: &Failure) -> i32 {
+    match failure {
+        Failure::Other(trouble) => trouble.errno,
+        Failure::Missing | Failure::Exists | Failure::Changed => {
+            rustix::io::Errno::IO.raw_os_error()
+        }
+    }
+}
+
+/// A part that is to be in the store.
+struct Job {
+    slot: u64,
+    /// The number of its window.
+    window: u64,
+    content: Vec<u8>,
+    object: Object,
+}
+
+impl Shared {
+    pub fn new(store: Arc<dyn Store>, opened: Opened, owner: String) -> Self {
+        let Opened { owned, index, sessions } = opened;
+        let state = State {
+            open: Window::default(),
+            opened: None,
+            sealed: VecDeque::new(),
+            sealed_windows: 0,
+            committed_windows: 0,
+            index,
+            sessions,
+            issuer: Issuer::new(owned.next),
+            failing: None,
+            successor: None,
+            damaged: None,
+        };
+        Self {
+            store,
+            volume: owned.root.volume,
+            size: owned.root.size,
+            owned,
+            owner,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            stop: AtomicBool::new(false),
+            sent_objects: AtomicU64::new(0),
+            sent_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Notes that the open window has something.
+    pub fn opened(&self, state: &mut State) {
+        state.opened.get_or_insert_with(Instant::now);
+    }
+
+    /// Seals the open window, if it has something.
+    pub fn seal(&self, state: &mut State) {
+        state.opened = None;
+        if state.open.is_empty() {
+            return;
+        }
+        let window = Arc::new(std::mem::take(&mut state.open));
+        let todo = window.parts().into();
+        let number = state.sealed_windows;
+        state.sealed_windows += 1;
+        state.sealed.push_back(Sealed { window, number, todo, issued: 0, parts: Vec::new() });
+        self.changed.notify_all();
+    }
+
+    /// Ends the threads.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.changed.notify_all();
+    }
+
+    fn stops(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// Tells the store that this owner has ended.
+    pub fn give_up(&self) -> Result<(), i32> {
+        if self.state.lock().successor.is_some() {
+            return Ok(());
+        }
+        match opening::give_up(&*self.store, &self.owned) {
+            // Another owner has it by now.
+            Ok(()) | Err(Failure::Changed) => Ok(()),
+            Err(failure) => Err(errno(&failure)),
+        }
+    }
+
+    /// Counters, now.
+    pub fn stats(&self) -> ObjectStats {
+        let state = self.state.lock();
+        ObjectStats {
+            place: self.store.place(),
+            owner: self.owner.clone(),
+            successor: state.successor.clone(),
+            trouble: state.failing.as_ref().map(|(trouble, _)| trouble.text.clone()),
+            damaged_object: state.damaged.map(slot),
+            next_slot: state.issuer.next(),
+            blocks: state.index.blocks(),
+            live_bytes: state.index.live_bytes(),
+            stored_bytes: state.index.stored_bytes(),
+            index_bytes: state.index.memory_bytes(),
+            waiting_bytes: state.waiting_bytes() as u64,
+            windows: state.committed_windows,
+            sent_objects: self.sent_objects.load(Ordering::Relaxed),
+            sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Notes a failure of the store.
+    pub fn note_failure(&self, failure: &Failure) {
+        let errno = errno(failure);
+        let trouble = match failure {
+            Failure::Other(trouble) => trouble.clone(),
+            other => Trouble { errno, text: format!("{}: {other}", self.store.place()) },
+        };
+        let mut state = self.state.lock();
+        let since = state.failing.take().map_or_else(Instant::now, |(_, since)| since);
+        state.failing = Some((trouble, since));
+    }
+
+    /// Notes that the object in `slot` is damaged.
+    pub fn note_damage(&self, slot: u64) {
+        self.state.lock().damaged = Some(slot);
+    }
+
+    /// The next part to send; `None` while there is none, or too many are under way.
+    fn next(&self, state: &mut State) -> Option<Job> {
+        if state.successor.is_some() {
+            return None;
+        }
+        let State { sealed, issuer, .. } = state;
+        let sealed = sealed.iter_mut().find(|sealed| !sealed.todo.is_empty())?;
+        let number = issuer.issue()?;
+        let draft = sealed.todo.pop_front()?;
+        let (session, commits) = (self.owned.root.session, sealed.todo.is_empty());
+        let part_of = Part { window: sealed.number, part: sealed.issued, commits };
+        sealed.issued += 1;
+        let seed = Seed { volume: self.volume, session, slot: number };
+        let (entries, payloads) = draft.encode(&seed);
+        let content = part(&seed, part_of, &entries, &payloads);
+        let object = Object::Part { session, part: part_of, entries };
+        Some(Job { slot: number, window: sealed.number, content, object })
+    }
+
+    /// Sends a part until it is in the store, or this owner has a successor.
+    fn send(&self, job: Job) {
+        let mut pause = PAUSES.0;
+        while !self.stops() {
+            self.sent_objects.fetch_add(1, Ordering::Relaxed);
+            self.sent_bytes.fetch_add(job.content.len() as u64, Ordering::Relaxed);
+            let done = match self.store.create(&slot(job.slot), &job.content) {
+                Ok(()) => Ok(true),
+                Err(Failure::Exists) => self.is_ours(&job),
+                Err(failure) => Err(failure),
+            };
+            match done {
+                Ok(true) => return self.sent(job),
+                Ok(false) => return,
+                Err(failure) => self.note_failure(&failure),
+            }
+            self.changed.notify_all();
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+
+    /// Whether the object in the slot of `job` is that of `job`. If it is another's, this owner has
+    /// a successor.
+    fn is_ours(&self, job: &Job) -> Result<bool, Failure> {
+        let found = look(&*self.store, &self.volume, job.slot)?;
+        match found.as_ref().map(|found| judge(found, &job.object)) {
+            Ok(Taken::Ours) => return Ok(true),
+            Ok(Taken::Fence(_)) => self.find_successor(),
+            Ok(Taken::Other) | Err(_) => {
+                self.note_damage(job.slot);
+                self.succeeded("an owner that does not keep to the protocol".into());
+            }
+        }
+        Ok(false)
+    }
+
+    fn sent(&self, job: Job) {
+        let Job { slot, window, object, .. } = job;
+        let Object::Part { entries, .. } = object else { return };
+        let mut state = self.state.lock();
+        state.issuer.created(slot);
+        if let Some(sealed) = state.sealed.iter_mut().find(|sealed| sealed.number == window) {
+            sealed.parts.push((slot, entries));
+        }
+        state.failing = None;
+        state.commit();
+        self.changed.notify_all();
+    }
+
+    fn find_successor(&self) {
+        let root = self.store.get(ROOT).ok().and_then(|(content, _)| Root::decode(&content).ok());
+        let other = root.filter(|root| root.session != self.owned.root.session);
+        self.succeeded(other.map_or_else(|| "another owner".to_owned(), |root| root.owner));
+    }
+
+    fn succeeded(&self, by: String) {
+        self.state.lock().successor.get_or_insert(by);
+        self.changed.notify_all();
+    }
+
+    /// Gives a sign of life, and looks whether the volume has another owner.
+    fn beat(&self) {
+        match self.store.get(ROOT) {
+            Ok((content, _)) => {
+                let root = Root::decode(&content).ok();
+                let other = root.filter(|root| root.session != self.owned.root.session);
+                if let Some(other) = other {
+                    return self.succeeded(other.owner);
+                }
+            }
+            Err(failure) => return self.note_failure(&failure),
+        }
+        match self.store.put(BEAT, self.owner.as_bytes()) {
+            Ok(()) => {
+                let mut state = self.state.lock();
+                if state.sealed.is_empty() {
+                    state.failing = None;
+                }
+            }
+            Err(failure) => self.note_failure(&failure),
+        }
+    }
+
+    /// Waits for a part to send. `None`: none came for a while.
+    fn await_job(&self) -> Option<Job> {
+        let mut state: MutexGuard<'_, State> = self.state.lock();
+        if state.opened.is_some_and(|opened| opened.elapsed() >= AGE) {
+            self.seal(&mut state);
+        }
+        let job = self.next(&mut state);
+        if job.is_none() && !self.stops() {
+            self.changed.wait_for(&mut state, LOOK);
+        }
+        job
+    }
+}
+
+/// The work of a thread until the drive stops; one of them gives the signs of life.
+pub fn upload(shared: &Shared, beats: bool) {
+    let mut beaten = Instant::now();
+    while !shared.stops() {
+        if beats && beaten.elapsed() >= BEATS {
+            beaten = Instant::now();
+            shared.beat();
+        }
+        if let Some(job) = shared.await_job() {
+            shared.send(job);
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Writes that are not in the store yet.
+//!
+//! Invariant: of a block, the last write or zeroing counts.
+
+use super::format::{ENTRIES_MAX, Entry, Seed};
+use crate::codec::Coding;
+use crate::intervals::Intervals;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Most bytes of payloads in a part.
+pub const PART: usize = 8 << 20;
+/// Bytes that a block in a window takes beside its payload.
+const BESIDE: usize = 64;
+/// Blocks that one entry of zeros can name.
+const ZEROS_MAX: u64 = u32::MAX as u64;
+
+/// A block that was written, compressed.
+#[derive(Clone, Debug)]
+pub struct Payload {
+    /// How it is coded.
+    pub coding: Coding,
+    /// The bytes.
+    pub bytes: Arc<[u8]>,
+}
+
+/// What a window has of a block.
+#[derive(Clone, Debug)]
+pub enum Had {
+    /// This payload.
+    Payload(Payload),
+    /// It reads as zeros.
+    Zeros,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Window {
+    blocks: BTreeMap<u64, Payload>,
+    /// What was zeroed, before the writes of blocks in it.
+    zeroed: Intervals,
+    bytes: usize,
+}
+
+impl Window {
+    /// Writes a block.
+    pub fn write(&mut self, block: u64, payload: Payload) {
+        self.bytes += payload.bytes.len() + BESIDE;
+        if let Some(before) = self.blocks.insert(block, payload) {
+            self.bytes -= before.bytes.len() + BESIDE;
+        }
+    }
+
+    /// Makes blocks read as zeros.
+    pub fn zero(&mut self, blocks: Range<u64>) {
+        let written: Vec<u64> =
+            self.blocks.range(blocks.clone()).map(|(block, _)| *block).collect();
+        for block in written {
+            if let Some(before) = self.blocks.remove(&block) {
+                self.bytes -= before.bytes.len() + BESIDE;
+            }
+        }
+        self.zeroed.insert(blocks);
+    }
+
+    /// What it has of `block`; `None`: nothing.
+    pub fn get(&self, block: u64) -> Option<Had> {
+        match self.blocks.get(&block) {
+            Some(payload) => Some(Had::Payload(payload.clone())),
+            None => self.zeroed.contains(block).then_some(Had::Zeros),
+        }
+    }
+
+    /// Whether nothing was written or zeroed.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty() && self.zeroed.total() == 0
+    }
+
+    /// Memory that it takes, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes + self.zeroed.ranges() * BESIDE
+    }
+
+    /// Its content as parts: at least one, zeros first.
+    pub fn parts(&self) -> Vec<Draft> {
+        let zeros = self.zeroed.iter().flat_map(|range| {
+            let starts = range.clone().step_by(ZEROS_MAX as usize);
+            starts.map(move |first| (first, (range.end - first).min(ZEROS_MAX) as u32))
+        });
+        let zeros = zeros.map(|(first, count)| Item::Zeros(first, count));
+        let blocks =
+            self.blocks.iter().map(|(block, payload)| Item::Block(*block, payload.clone()));
+        let mut parts = vec![Draft::default()];
+        for item in zeros.chain(blocks) {
+            if parts.last().is_none_or(|part| !part.has_room(&item)) {
+                parts.push(Draft::default());
+            }
+            if let Some(part) = parts.last_mut() {
+                part.bytes += item.len();
+                part.items.push(item);
+            }
+        }
+        parts
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Item {
+    Zeros(u64, u32),
+    Block(u64, Payload),
+}
+
+impl Item {
+    fn len(&self) -> usize {
+        match self {
+            Self::Zeros(..) => 0,
+            Self::Block(_, payload) => payload.bytes.len(),
+        }
+    }
+}
+
+/// The content of a part that has no slot yet.
+#[derive(Clone, Debug, Default)]
+pub struct Draft {
+    items: Vec<Item>,
+    bytes: usize,
+}
+
+impl Draft {
+    fn has_room(&self, item: &Item) -> bool {
+        self.bytes + item.len() <= PART && self.items.len() < ENTRIES_MAX
+    }
+
+    /// Its entries and payloads, as an object of this seed has them.
+    pub fn encode(&self, seed: &Seed) -> (Vec<Entry>, Vec<u8>) {
+        let mut payloads = Vec::with_capacity(self.bytes);
+        let entries = self.items.iter().map(|item| match item {
+            Item::Zeros(first, count) => Entry::Zeros { first: *first, count: *count },
+            Item::Block(block, Payload { coding, bytes }) => {
+                payloads.extend_from_slice(bytes);
+                let check = seed.payload(*block, *coding, bytes);
+                let (block, coding, len) = (*block, *coding, bytes.len() as u16);
+                Entry::Block { block, coding, len, check }
+            }
+        });
+        let entries = entries.collect();
+        (entries, payloads)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn payload(byte: u8, len: usize) -> Payload {
+        Payload { coding: Coding::Raw, bytes: vec![byte; len].into() }
+    }
+
+    #[test]
+    fn the_last_write_or_zeroing_counts() {
+        let mut window = Window::default();
+        assert!(window.is_empty());
+        window.write(7, payload(1, 100));
+        window.write(7, payload(2, 50));
+        window.zero(0..7);
+        window.write(3, payload(3, 10));
+        let byte = |had: Option<Had>| match had {
+            Some(Had::Payload(payload)) => payload.bytes[0],
+            Some(Had::Zeros) => 0,
+            None => 255,
+        };
+        assert_eq!([2, 3, 7, 8].map(|block| byte(window.get(block))), [0, 3, 2, 255]);
+        window.zero(7..8);
+        assert_eq!(byte(window.get(7)), 0);
+        assert!(!window.is_empty() && window.bytes() < 300);
+    }
+
+    #[test]
+    fn a_large_window_has_several_parts_and_zeros_come_first() {
+        let mut window = Window::default();
+        window.zero(0..1 << 33);
+        for block in 0..3000 {
+            window.write(block, payload(1, 4096));
+        }
+        let parts = window.parts();
+        assert_eq!(parts.len(), 2);
+        let seed = Seed { volume: [1; 16], session: [2; 16], slot: 3 };
+        let (entries, payloads) = parts[0].encode(&seed);
+        assert_eq!(entries[0], Entry::Zeros { first: 0, count: u32::MAX });
+        assert_eq!(entries[1], Entry::Zeros { first: u64::from(u32::MAX), count: u32::MAX });
+        assert!(matches!(entries[2], Entry::Zeros { count: 2, .. }));
+        assert!(matches!(entries[3], Entry::Block { block: 0, len: 4096, .. }));
+        assert_eq!(payloads.len(), PART);
+        let count: usize = parts.iter().map(|part| part.encode(&seed).0.len()).sum();
+        assert_eq!(count, 3003);
+    }
+}

@@ -1,0 +1,303 @@
+//! A volume in a store of objects, here a directory: what was flushed outlives the daemon and moves
+//! to other owners; an owner that has a successor writes nothing; damage and outages.
+#![allow(clippy::unwrap_used)]
+
+mod support {
+    pub mod disk;
+    pub mod nbd;
+    pub mod place;
+    pub mod sandbox;
+}
+
+use std::fs;
+use std::path::PathBuf;
+use support::disk::Disk;
+use support::place::content;
+use support::sandbox::{Sandbox, eventually};
+
+const BLOCK: u64 = 4096;
+const SIZE: &str = "16T";
+
+/// A store, and the hosts that share it.
+struct Stored {
+    hosts: [Sandbox; 2],
+    dir: PathBuf,
+}
+
+impl Stored {
+    fn new() -> Self {
+        let hosts = [Sandbox::new(), Sandbox::new()];
+        let dir = hosts[0].path().join("store");
+        Self { hosts, dir }
+    }
+
+    fn place(&self) -> String {
+        format!("file://{}", self.dir.display())
+    }
+
+    fn up(&self, host: usize, more: &[&str]) -> support::sandbox::Done {
+        let place = self.place();
+        let common = ["up", "vol", "--export", "nbd", "--backing", &place, "--log", "none"];
+        self.hosts[host].ztier(&[&common[..], more].concat())
+    }
+
+    fn disk(&self, host: usize) -> Disk {
+        Disk::open(&self.hosts[host].run_dir().join("vol.nbd"), "vol")
+    }
+
+    /// What the counters say of the store.
+    fn counted(&self, host: usize) -> serde_json::Value {
+        self.hosts[host].status("vol")["stats"]["object"].clone()
+    }
+
+    fn objects(&self) -> Vec<PathBuf> {
+        let found = fs::read_dir(self.dir.join("chain")).unwrap();
+        let mut found: Vec<_> = found.map(|entry| entry.unwrap().path()).collect();
+        found.sort();
+        found
+    }
+}
+
+fn write(disk: &mut Disk, blocks: impl Iterator<Item = u64>, version: u64) {
+    for block in blocks {
+        disk.write(block * BLOCK, &content(block, version));
+    }
+}
+
+fn check(disk: &mut Disk, blocks: impl Iterator<Item = u64>, version: u64) {
+    for block in blocks {
+        let expected = if version == 0 { vec![0; 4096] } else { content(block, version) };
+        assert!(disk.read(block * BLOCK, 4096) == expected, "block {block} is not {version}");
+    }
+}
+
+/// Blocks at both ends of the volume.
+fn some() -> impl Iterator<Item = u64> {
+    (0..200).chain((1 << 32) - 50..1 << 32)
+}
+
+#[test]
+fn what_was_flushed_outlives_the_daemon_and_costs_what_it_holds() {
+    let stored = Stored::new();
+    stored.up(0, &[]).refused(2, &["has no volume yet; give its size, like --size 1T"]);
+    stored.up(0, &["--size", SIZE]).ok();
+    let mut disk = stored.disk(0);
+    assert_eq!(disk.size, 16 << 40);
+    check(&mut disk, some(), 0);
+    write(&mut disk, some(), 1);
+    disk.flush();
+    disk.zero(100 * BLOCK, 50 * 4096);
+    // Discarding all but the ends takes as long as discarding a block.
+    for part in 0..4 {
+        disk.zero((part << 42) + (1 << 21), (1 << 31) + (1 << 30));
+    }
+    disk.flush();
+    let stored_bytes: u64 = stored.objects().iter().map(|o| o.metadata().unwrap().len()).sum();
+    assert!(stored_bytes < 2 << 20, "{stored_bytes}");
+    stored.hosts[0].kill("vol");
+    drop(disk);
+    // The size is the store's.
+    stored.up(0, &["--size", "1T"]).refused(2, &["has 16T", "leave out --size"]);
+    stored.up(0, &[]).ok();
+    let mut disk = stored.disk(0);
+    let zeroed = 100..150;
+    check(&mut disk, some().filter(|block| !zeroed.contains(block)), 1);
+    check(&mut disk, zeroed, 0);
+    let counted = stored.counted(0);
+    assert_eq!(counted["blocks"], 200, "{counted}");
+    // Unflushed writes get there by themselves, and on the way down.
+    write(&mut disk, 300..310, 3);
+    eventually("unflushed writes are sent", || stored.counted(0)["waiting_bytes"] == 0);
+    write(&mut disk, 310..320, 3);
+    drop(disk);
+    stored.hosts[0].ztier(&["restart", "vol"]).ok();
+    let mut disk = stored.disk(0);
+    check(&mut disk, 300..320, 3);
+    write(&mut disk, 320..330, 3);
+    drop(disk);
+    stored.hosts[0].ztier(&["down", "vol"]).ok();
+    stored.up(1, &[]).ok();
+    check(&mut stored.disk(1), 300..330, 3);
+}
+
+#[test]
+fn a_large_window_is_several_objects_and_counts_as_a_whole() {
+    let stored = Stored::new();
+    stored.up(0, &["--size", "1G", "--ram-limit", "0"]).ok();
+    let mut disk = stored.disk(0);
+    for part in 0..20 {
+        let blocks = part * 256..(part + 1) * 256;
+        let bytes: Vec<u8> = blocks.clone().flat_map(|block| content(block, 1)).collect();
+        disk.write(blocks.start * BLOCK, &bytes);
+    }
+    disk.flush();
+    let objects = stored.objects();
+    // The fence and, of 20 MiB that do not compress, parts of at most 8 MiB.
+    assert_eq!(objects.len(), 4, "{objects:?}");
+    assert_eq!(stored.counted(0)["windows"], 1);
+    check(&mut disk, (0..20 * 256).step_by(7), 1);
+    drop(disk);
+    stored.hosts[0].kill("vol");
+    // Without its last part none of the window counts.
+    let away = stored.dir.with_extension("part");
+    fs::rename(&objects[3], &away).unwrap();
+    stored.up(0, &[]).ok();
+    check(&mut stored.disk(0), (0..20 * 256).step_by(7), 0);
+}
+
+#[test]
+fn another_host_takes_over_and_the_first_one_writes_nothing_more() {
+    let stored = Stored::new();
+    stored.up(0, &["--size", "1G"]).ok();
+    let mut disk = stored.disk(0);
+    write(&mut disk, 0..100, 1);
+    disk.flush();
+    let refused = ["is in use by vol on ", " s ago; take it down there"];
+    stored.up(1, &[]).refused(4, &refused);
+    write(&mut disk, 0..50, 2);
+    stored.up(1, &["--force"]).ok();
+    let mut other = stored.disk(1);
+    check(&mut other, 50..100, 1);
+    // What the first owner had not sent is all there or not at all.
+    let version = if other.read(0, 4096) == content(0, 1) { 1 } else { 2 };
+    check(&mut other, 0..50, version);
+    write(&mut other, 0..100, 5);
+    other.flush();
+    // The first owner can't say that anything is durable, and says why.
+    write(&mut disk, 0..100, 7);
+    assert_ne!(disk.flush_error(), 0);
+    let found = stored.hosts[0].ztier(&["status", "vol"]);
+    assert!(found.out.contains("was taken over by vol on "), "{}", found.out);
+    assert_eq!(found.status, 6);
+    drop(disk);
+    stored.hosts[0].ztier(&["down", "vol"]).refused(5, &["would lose data"]);
+    stored.hosts[0].ztier(&["down", "vol", "--discard"]).ok();
+    check(&mut other, 0..100, 5);
+    write(&mut other, 0..10, 6);
+    other.flush();
+    stored.hosts[1].kill("vol");
+    // Its owner of before has the same name, so it need not wait.
+    stored.up(1, &[]).ok();
+    let mut other = stored.disk(1);
+    check(&mut other, 0..10, 6);
+    check(&mut other, 10..100, 5);
+}
+
+#[test]
+fn an_outage_of_the_store_is_waited_for() {
+    let stored = Stored::new();
+    stored.up(0, &["--size", "1G"]).ok();
+    let mut disk = stored.disk(0);
+    write(&mut disk, 0..10, 1);
+    disk.flush();
+    let away = stored.dir.with_extension("away");
+    fs::rename(&stored.dir, &away).unwrap();
+    write(&mut disk, 0..10, 2);
+    let flushing = std::thread::spawn(move || {
+        disk.flush();
+        disk
+    });
+    eventually("the outage is reported", || {
+        let looked = stored.hosts[0].ztier(&["status", "vol"]);
+        looked.status == 6 && looked.out.contains("the store fails, and is asked again")
+    });
+    assert!(!flushing.is_finished());
+    fs::rename(&away, &stored.dir).unwrap();
+    let mut disk = flushing.join().unwrap();
+    check(&mut disk, 0..10, 2);
+    assert_eq!(stored.hosts[0].ztier(&["status", "vol"]).status, 0);
+    stored.hosts[0].kill("vol");
+    // A daemon that begins in an outage does not take it for an empty store.
+    fs::rename(&stored.dir, &away).unwrap();
+    fs::create_dir(&stored.dir).unwrap();
+    stored.up(0, &[]).refused(2, &["has no volume yet"]);
+    fs::remove_dir_all(&stored.dir).unwrap();
+    fs::rename(&away, &stored.dir).unwrap();
+    stored.up(0, &[]).ok();
+    check(&mut stored.disk(0), 0..10, 2);
+}
+
+#[test]
+fn damage_is_named_and_never_served() {
+    let stored = Stored::new();
+    stored.up(0, &["--size", "1G", "--ram-limit", "0"]).ok();
+    let mut disk = stored.disk(0);
+    write(&mut disk, 0..10, 1);
+    disk.flush();
+    write(&mut disk, 10..20, 1);
+    disk.flush();
+    let objects = stored.objects();
+    let [_, first, second] = &objects[..] else { panic!("{objects:?}") };
+    // A payload: its blocks are errors, the others are served.
+    let good = fs::read(first).unwrap();
+    let mut bad = good.clone();
+    *bad.last_mut().unwrap() ^= 1;
+    fs::write(first, &bad).unwrap();
+    assert_eq!(disk.try_read(9 * BLOCK, 4096), None);
+    check(&mut disk, (0..9).chain(10..20), 1);
+    let name = first.file_name().unwrap().to_str().unwrap();
+    let looked = stored.hosts[0].ztier(&["status", "vol"]);
+    assert!(looked.out.contains(&format!("{name} is damaged")), "{}", looked.out);
+    // An object that is gone: errors for its blocks only.
+    fs::remove_file(first).unwrap();
+    assert_eq!(disk.try_read(0, 4096), None);
+    check(&mut disk, 10..20, 1);
+    drop(disk);
+    stored.hosts[0].kill("vol");
+    // With a table that is damaged, nothing can be said of later writes.
+    bad = good.clone();
+    bad[100] ^= 1;
+    fs::write(first, &bad).unwrap();
+    stored.up(0, &[]).refused(1, &[&format!("{name} is damaged; restore that object")]);
+    // One object in the place of another.
+    fs::copy(second, first).unwrap();
+    stored.up(0, &[]).refused(1, &[&format!("{name} is of another slot")]);
+    fs::write(first, &good).unwrap();
+    stored.up(0, &[]).ok();
+    check(&mut stored.disk(0), 0..20, 1);
+}
+
+#[test]
+fn what_can_not_be_is_one_line() {
+    let stored = Stored::new();
+    let (place, sandbox) = (stored.place(), &stored.hosts[0]);
+    let up = |more: &[&str]| sandbox.ztier(&[&["up", "vol", "--export", "nbd"], more].concat());
+    let in_store = ["--backing", &place, "--size", "1G"];
+    up(&in_store).refused(2, &["waits for that store; if that is meant, say --log none"]);
+    let with = |more: &[&'static str]| up(&[&in_store[..], &["--log", "none"], more].concat());
+    up(&[&in_store[..], &["--log", "/tmp/no-such"]].concat()).refused(2, &["has no log"]);
+    with(&["--use", "swap"]).refused(2, &["leave out use"]);
+    with(&["--spill", "/tmp/no-such"]).refused(2, &["spill"]);
+    with(&["--sync"]).refused(2, &["sync"]);
+    up(&["--backing", "file://relative", "--log", "none", "--size", "1G"])
+        .refused(2, &["is no place of a store; write it like file:///mnt/nfs/volume"]);
+    up(&["--backing", "file:///no/such/dir", "--log", "none", "--size", "1G"])
+        .refused(1, &["cannot use /no/such/dir"]);
+    up(&["--backing", &place, "--log", "none", "--size", "1000"]).refused(2, &["4096"]);
+    up(&["--size", "1G", "--force"]).refused(2, &["--force is for a volume in a store"]);
+    fs::create_dir_all(&stored.dir).unwrap();
+    fs::write(stored.dir.join("letter"), "dear").unwrap();
+    with(&[]).refused(5, &["holds something else (letter)"]);
+    fs::remove_file(stored.dir.join("letter")).unwrap();
+    fs::write(stored.dir.join("root"), "dear").unwrap();
+    with(&[]).refused(1, &["root is no object of ztier"]);
+    fs::remove_file(stored.dir.join("root")).unwrap();
+    with(&[]).ok();
+    sandbox.ztier(&["restart", "vol", "--log", "/tmp/x"]).refused(2, &["it has no log"]);
+    sandbox.ztier(&["set", "vol", "size=2G"]).refused(2, &["size"]);
+}
+
+#[test]
+fn settings_are_saved_and_name_the_store() {
+    let stored = Stored::new();
+    stored.up(0, &["--size", "1G", "--save"]).ok();
+    stored.hosts[0].ztier(&["down", "vol"]).ok();
+    let file = stored.hosts[0].config_dir().join("vol.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains(&format!("backing = \"{}\"", stored.place())), "{text}");
+    assert!(text.contains("log = \"none\""), "{text}");
+    stored.hosts[0].ztier(&["up", "vol"]).ok();
+    assert_eq!(stored.disk(0).size, 1 << 30);
+    let looked = stored.hosts[0].ztier(&["status", "vol"]).looked();
+    assert!(looked.contains(&stored.place()), "{looked}");
+}
