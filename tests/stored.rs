@@ -288,6 +288,21 @@ fn what_can_not_be_is_one_line() {
 }
 
 #[test]
+fn a_store_is_probed() {
+    let stored = Stored::new();
+    let doctor = |place: &str| stored.hosts[0].ztier(&["doctor", place]);
+    let told = doctor(&stored.place()).ok();
+    assert!(told.contains("of racing writers one succeeds"), "{told}");
+    stored.up(0, &["--size", "1G"]).ok();
+    // A volume that is there is left alone.
+    doctor(&stored.place()).ok();
+    assert_eq!(fs::read_dir(stored.dir.join("probe")).unwrap().count(), 0);
+    assert_eq!(stored.objects().len(), 1);
+    doctor("file:///proc").refused(5, &["holds something else"]);
+    doctor("/tmp").refused(2, &["is no place of a store"]);
+}
+
+#[test]
 fn settings_are_saved_and_name_the_store() {
     let stored = Stored::new();
     stored.up(0, &["--size", "1G", "--save"]).ok();

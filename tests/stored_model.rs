@@ -42,8 +42,9 @@ enum Fault {
 }
 
 impl Flaky {
-    fn new(store: Directory, random: u64, rarity: u64) -> Self {
-        let state = Mutex::new(Faults { random: random | 1, rarity, late: VecDeque::new() });
+    fn new(store: Directory, random: u64) -> Self {
+        let state = Faults { random: random | 1, ..Faults::default() };
+        let state = Mutex::new(state);
         Self { store, state }
     }
 
@@ -112,6 +113,10 @@ impl Store for Flaky {
 
     fn put(&self, key: &str, content: &[u8]) -> Result<(), Failure> {
         self.with(|| self.store.put(key, content))
+    }
+
+    fn remove(&self, key: &str) -> Result<(), Failure> {
+        self.with(|| self.store.remove(key))
     }
 
     fn age(&self, key: &str) -> Result<Duration, Failure> {
@@ -184,8 +189,10 @@ fn read(drive: &ObjectDrive) -> Vec<u8> {
 /// Carries out the steps on a store of which one request in `rarity` fails.
 fn follow(steps: &[Step], random: u64, rarity: u64) {
     let dir = tempfile::tempdir().unwrap();
-    let store = Arc::new(Flaky::new(Directory::open(dir.path()).unwrap(), random, rarity));
+    let store = Arc::new(Flaky::new(Directory::open(dir.path()).unwrap(), random));
+    // Only a store that works is taken for a new volume.
     let mut drive = owner(&store);
+    store.state.lock().rarity = rarity;
     // What the next owner may find, the present content last.
     let mut possible = vec![vec![0_u8; SIZE as usize]];
     for step in steps {

@@ -38,7 +38,7 @@ pub use contract::{InMemory, LogControl, Serving, Tuning, no_log};
 pub use drives::Alarm;
 pub use logged::{LogOptions, LogVolume};
 pub use marks::Marks;
-pub use object_setup::{StoreOptions, is_store, store_size};
+pub use object_setup::{StoreOptions, is_store, probe_store, store_size};
 pub use passthrough::PassthroughVolume;
 pub(crate) use precedence::come_first;
 pub use spill_setup::SpillDevice;

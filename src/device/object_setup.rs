@@ -47,6 +47,14 @@ pub fn store_size(place: &Path) -> Result<Option<u64>> {
     Ok(object::root(&*store(place)?)?.map(|root| root.size))
 }
 
+/// Shows whether the store at `place` keeps what a volume needs of it, by racing writers.
+///
+/// # Errors
+/// It does not, or holds something else.
+pub fn probe_store(place: &Path) -> Result<()> {
+    object::probe(&*store(place)?)
+}
+
 /// Takes the volume over. `progress` hears the number of objects that were read.
 pub(super) fn open(options: &StoreOptions, progress: &dyn Fn(u64)) -> Result<Arc<ObjectDrive>> {
     let StoreOptions { place, size, owner, force, algorithm } = options;

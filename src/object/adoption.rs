@@ -1,7 +1,7 @@
 //! Makes windows of the parts of a chain. Pure.
 //!
-//! Invariant: a window counts when all its parts are there, in order and of one session, up to the
-//! one that commits it; other parts are void.
+//! Invariant: a window counts when all its parts are there, in order, of one session, and each made
+//! after the one before it, up to the one that commits it; other parts are void.
 
 use super::format::{Entry, Object, Part, Session};
 use super::planted::{Bug, on};
@@ -14,26 +14,32 @@ type Waiting = (u64, Vec<Entry>);
 pub struct Adoption {
     open: Option<(Session, u64)>,
     parts: Vec<Waiting>,
+    /// The check word of the last of them; 0 without any.
+    last: u32,
 }
 
 impl Adoption {
     /// Takes the next part. Returns the parts of the window that it ends, each with its slot.
     pub fn take(&mut self, slot: u64, object: Object) -> Vec<Waiting> {
-        let Object::Part { session, part, entries } = object else { return Vec::new() };
-        let Part { window, part: number, commits } = part;
-        let same = self.open == Some((session, window)) && number as usize == self.parts.len();
+        let Object::Part { session, part, entries, check } = object else { return Vec::new() };
+        let Part { window, part: number, commits, before } = part;
+        let next =
+            number as usize == self.parts.len() && (before == self.last || on(Bug::IgnoreBefore));
+        let same = next && self.open == Some((session, window));
         if !same && !on(Bug::ReviveParts) {
             self.parts.clear();
-            self.open = (number == 0).then_some((session, window));
+            let first = number == 0 && before == 0;
+            self.open = first.then_some((session, window));
         }
         if self.open.is_none() && !on(Bug::ReviveParts) {
             return Vec::new();
         }
         self.parts.push((slot, entries));
+        self.last = check;
         if !commits && !on(Bug::CommitByPart) {
             return Vec::new();
         }
-        self.open = None;
+        (self.open, self.last) = (None, 0);
         std::mem::take(&mut self.parts)
     }
 }
@@ -44,7 +50,10 @@ mod tests {
 
     fn part(session: u8, window: u64, part: u32, commits: bool) -> Object {
         let entries = vec![Entry::Zeros { first: window, count: part }];
-        Object::Part { session: [session; 16], part: Part { window, part, commits }, entries }
+        let check = |part: u32| u32::from(session) << 16 | (window as u32) << 8 | part + 1;
+        let before = if part == 0 { 0 } else { check(part - 1) };
+        let of = Part { window, part, commits, before };
+        Object::Part { session: [session; 16], part: of, entries, check: check(part) }
     }
 
     #[test]
@@ -70,5 +79,13 @@ mod tests {
         assert!(adoption.take(22, part(2, 9, 0, false)).is_empty());
         assert!(adoption.take(23, part(2, 9, 2, true)).is_empty());
         assert_eq!(slots(adoption.take(24, part(2, 10, 0, true))), [24]);
+        // The part before is one of the same number by a copy of the process.
+        assert!(adoption.take(25, part(2, 11, 0, false)).is_empty());
+        let Object::Part { session, part: mut of, entries, check } = part(2, 11, 1, true) else {
+            panic!()
+        };
+        of.before += 1;
+        let other = Object::Part { session, part: of, entries, check };
+        assert!(adoption.take(26, other).is_empty());
     }
 }

@@ -24,7 +24,7 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// Interval between tries to get the lock.
 const RETRY: Duration = Duration::from_millis(20);
 /// What a directory has beside the root.
-const OURS: [&str; 5] = ["root", "chain", "beat", "lock", "tmp"];
+const OURS: [&str; 6] = ["root", "chain", "beat", "lock", "tmp", "probe"];
 
 /// See the module.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl Directory {
             }
             Err(e) => return Err(e).context(what()),
         }
-        for sub in ["chain", "tmp"] {
+        for sub in ["chain", "tmp", "probe"] {
             private::make_directory(&dir.join(sub)).context(what())?;
         }
         sync_directory(dir).context(what())?;
@@ -196,6 +196,13 @@ impl Store for Directory {
 
     fn put(&self, key: &str, content: &[u8]) -> Result<(), Failure> {
         self.place(key, content).map_err(|e| self.failed("write", key, &e))
+    }
+
+    fn remove(&self, key: &str) -> Result<(), Failure> {
+        fs::remove_file(self.path(key)).map_err(|e| match e.kind() {
+            ErrorKind::NotFound => self.read_failed(key, &e),
+            _ => self.failed("remove", key, &e),
+        })
     }
 
     fn age(&self, key: &str) -> Result<Duration, Failure> {

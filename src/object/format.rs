@@ -28,6 +28,7 @@ pub const ENTRIES_MAX: usize = 1 << 16;
 pub const WIDTH: u64 = if cfg!(sim) { 2 } else { 16 };
 
 const TABLE_CRC_AT: usize = 68;
+const BEFORE_AT: usize = 72;
 const HEAD_CRC_AT: usize = HEAD - 4;
 const ROOT_CRC_AT: usize = ROOT - 4;
 const KIND_PART: u8 = 1;
@@ -80,6 +81,9 @@ pub struct Part {
     pub part: u32,
     /// Whether it is the last part.
     pub commits: bool,
+    /// [`check_of`] the part before it; 0 for the first one. Parts of two windows with one number,
+    /// by two copies of one process, so never make a window together.
+    pub before: u32,
 }
 
 /// What an entry of a part says.
@@ -168,6 +172,8 @@ pub enum Object {
         part: Part,
         /// What it says.
         entries: Vec<Entry>,
+        /// Its own check word: [`check_of`] it.
+        check: u32,
     },
 }
 
@@ -193,7 +199,7 @@ pub enum Damage {
 
 /// A fence.
 pub fn fence(seed: &Seed) -> Vec<u8> {
-    let none = Part { window: 0, part: 0, commits: false };
+    let none = Part { window: 0, part: 0, commits: false, before: 0 };
     head(KIND_FENCE, seed, none, 0, HEAD, 0)
 }
 
@@ -221,10 +227,15 @@ fn head(kind: u8, seed: &Seed, part: Part, entries: u32, len: usize, table: u32)
     out.extend_from_slice(&(part.window << 16 | u64::from(part.part)).to_le_bytes());
     out.extend_from_slice(&(len as u32).to_le_bytes());
     out.extend_from_slice(&table.to_le_bytes());
-    out.resize(HEAD_CRC_AT, 0);
+    out.extend_from_slice(&part.before.to_le_bytes());
     let check = seed.check(u64::MAX - 1, &out);
     out.extend_from_slice(&check.to_le_bytes());
     out
+}
+
+/// The check word of an object's head; 0 without one.
+pub fn check_of(object: &[u8]) -> u32 {
+    if object.len() < HEAD { 0 } else { get4(object, HEAD_CRC_AT) }
 }
 
 /// Bytes of an object's head and table, given its head; at least [`HEAD`].
@@ -259,8 +270,9 @@ pub fn decode(bytes: &[u8], volume: &Identity, slot: u64) -> Result<Object, Dama
             let entries = entries.collect::<Option<_>>().ok_or(Damage::Damaged)?;
             let number = get8(bytes, 56);
             let (window, commits) = (number >> 16, bytes[11] & COMMITS != 0);
-            let part = Part { window, part: number as u32 & 0xffff, commits };
-            Ok(Object::Part { session, part, entries })
+            let before = get4(bytes, BEFORE_AT);
+            let part = Part { window, part: number as u32 & 0xffff, commits, before };
+            Ok(Object::Part { session, part, entries, check: check_of(bytes) })
         }
         _ => Err(Damage::Damaged),
     }
@@ -382,7 +394,7 @@ mod tests {
     use super::*;
 
     const SEED: Seed = Seed { volume: [1; 16], session: [2; 16], slot: 0x1234 };
-    const PART: Part = Part { window: 7, part: 3, commits: true };
+    const PART: Part = Part { window: 7, part: 3, commits: true, before: 0x5678 };
 
     fn entries() -> Vec<Entry> {
         let block = |block, len| {
@@ -399,8 +411,9 @@ mod tests {
         assert_eq!(table_end(&bytes), HEAD + 3 * ENTRY);
         // Head and table are enough.
         let found = decode(&bytes[..HEAD + 3 * ENTRY], &SEED.volume, SEED.slot);
-        let (session, part) = (SEED.session, PART);
-        assert_eq!(found, Ok(Object::Part { session, part, entries: entries() }));
+        let (session, part, check) = (SEED.session, PART, check_of(&bytes));
+        assert_ne!(check, 0);
+        assert_eq!(found, Ok(Object::Part { session, part, entries: entries(), check }));
         let ranges: Vec<_> = payloads(&entries()).map(|(_, range)| range).collect();
         assert_eq!(ranges, [128..128, 128..228, 228..4324]);
         let fence = fence(&SEED);

@@ -13,6 +13,7 @@ mod index;
 mod issuer;
 mod opening;
 pub mod planted;
+mod probe;
 mod store;
 mod takeover;
 mod uploads;
@@ -22,10 +23,11 @@ pub use adoption::Adoption;
 pub use directory::Directory;
 pub use drive::ObjectDrive;
 pub use format::{
-    Damage, Entry, Identity, Object, Part, Root, Seed, Session, WIDTH, decode, fence, part,
-    payloads, table_end,
+    Damage, Entry, Identity, Object, Part, Root, Seed, Session, WIDTH, check_of, decode, fence,
+    part, payloads, table_end,
 };
 pub use issuer::{Issuer, Taken, judge};
 pub use opening::{Opened, Wanted, open, root};
+pub use probe::probe;
 pub use store::{Failure, Store, Tag, Trouble};
 pub use takeover::{Answer, Ask, Owned, Step, TakeOver};

@@ -4,6 +4,7 @@
 
 use super::format::{Damage, HEAD, Identity, Object, Root, Seed, Session, fence, table_end};
 use super::index::Index;
+use super::probe::probe;
 use super::store::{BEAT, Failure, ROOT, Store, slot};
 use super::takeover::{Answer, Ask, Owned, Step, TakeOver};
 use super::{Adoption, format};
@@ -127,7 +128,7 @@ pub fn open(store: &Arc<dyn Store>, wanted: &Wanted<'_>, progress: &dyn Fn(u64))
     Ok(opened)
 }
 
-/// Makes the root of a new volume.
+/// Makes the root of a new volume, in a store that is shown to do.
 fn make(store: &dyn Store, wanted: &Wanted<'_>) -> Result<Root> {
     let Some(size) = wanted.size else {
         return Err(Error::usage(format!("{} has no volume yet", store.place()))
@@ -142,6 +143,7 @@ fn make(store: &dyn Store, wanted: &Wanted<'_>) -> Result<Root> {
         ended: true,
         owner: String::new(),
     };
+    probe(store)?;
     match patiently(|| store.create(ROOT, &root.encode())) {
         Ok(()) => Ok(root),
         // By an earlier try of this call, or by another host.

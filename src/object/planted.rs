@@ -34,6 +34,8 @@ pub enum Bug {
     IgnoreFence = 13,
     /// A swap of the root without an answer counts as done.
     AssumeSwapped = 14,
+    /// A part counts whatever part it was made after.
+    IgnoreBefore = 15,
 }
 
 crate::planted::plantable!(Bug, sim);

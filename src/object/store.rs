@@ -67,6 +67,9 @@ pub trait Store: Send + Sync {
     /// Makes an object, or puts it in the place of another.
     fn put(&self, key: &str, content: &[u8]) -> Result<(), Failure>;
 
+    /// Removes an object.
+    fn remove(&self, key: &str) -> Result<(), Failure>;
+
     /// The time since an object was put, by the store's own clock.
     fn age(&self, key: &str) -> Result<Duration, Failure>;
 }

@@ -74,6 +74,8 @@ pub struct Owned {
 enum State {
     Begin,
     Walk,
+    /// What a mistake does ([`Bug::FenceAboveHole`]): looks behind a free slot.
+    Probe,
     Fence,
     /// The fence may be there: look.
     Look,
@@ -117,6 +119,7 @@ impl TakeOver {
     pub fn ask(&self) -> Ask {
         match (&self.state, &self.root) {
             (State::Walk | State::Look, _) => Ask::Object(self.slot),
+            (State::Probe, _) => Ask::Object(self.slot + 1),
             (State::Fence, _) => Ask::Fence(self.slot),
             (State::Swap, Some((root, tag))) => Ask::Swap(Box::new(self.taken(root)), tag.clone()),
             _ => Ask::Root,
@@ -143,6 +146,11 @@ impl TakeOver {
                 Step::Next
             }
             (State::Walk, Answer::Object(found)) => self.walk(found),
+            (State::Probe, Answer::Object(found)) => {
+                self.slot += u64::from(found.is_ok());
+                self.state = if found.is_ok() { State::Walk } else { State::Fence };
+                Step::Next
+            }
             // Whatever the answer: what is there counts.
             (State::Fence, Answer::Created(made)) => {
                 self.state = State::Look;
@@ -179,7 +187,7 @@ impl TakeOver {
             Ok(Ok(object)) => self.pass(object),
             Ok(Err(damage)) => Step::Damaged(self.slot, damage),
             Err(Failure::Missing) => {
-                self.state = State::Fence;
+                self.state = if on(Bug::FenceAboveHole) { State::Probe } else { State::Fence };
                 Step::Next
             }
             Err(_) if on(Bug::FailureIsFree) => {
@@ -196,6 +204,7 @@ impl TakeOver {
                 self.state = if on(Bug::RootAfterWalk) { State::Settle } else { State::Swap };
                 Step::Next
             }
+            Err(Failure::Other(trouble)) => Step::Failed(Failure::Other(trouble)),
             // Another object was first.
             found => {
                 self.state = State::Walk;

@@ -4,7 +4,7 @@
 //! sent again only with the same content; a drive that has a successor sends nothing more.
 
 use super::Root;
-use super::format::{Identity, Object, Part, Seed, part};
+use super::format::{Identity, Object, Part, Seed, check_of, part};
 use super::index::Index;
 use super::issuer::{Issuer, Taken, judge};
 use super::opening::{self, Opened, Sessions, look};
@@ -36,6 +36,8 @@ pub struct Sealed {
     /// Parts that have no slot yet.
     todo: VecDeque<Draft>,
     issued: u32,
+    /// The check word of the part that was issued last.
+    before: u32,
     /// The slots of its parts, and what they say.
     parts: Vec<(u64, Vec<super::Entry>)>,
 }
@@ -160,7 +162,14 @@ impl Shared {
         let todo = window.parts().into();
         let number = state.sealed_windows;
         state.sealed_windows += 1;
-        state.sealed.push_back(Sealed { window, number, todo, issued: 0, parts: Vec::new() });
+        state.sealed.push_back(Sealed {
+            window,
+            number,
+            todo,
+            issued: 0,
+            before: 0,
+            parts: Vec::new(),
+        });
         self.changed.notify_all();
     }
 
@@ -234,12 +243,14 @@ impl Shared {
         let number = issuer.issue()?;
         let draft = sealed.todo.pop_front()?;
         let (session, commits) = (self.owned.root.session, sealed.todo.is_empty());
-        let part_of = Part { window: sealed.number, part: sealed.issued, commits };
+        let (window, before) = (sealed.number, sealed.before);
+        let part_of = Part { window, part: sealed.issued, commits, before };
         sealed.issued += 1;
         let seed = Seed { volume: self.volume, session, slot: number };
         let (entries, payloads) = draft.encode(&seed);
         let content = part(&seed, part_of, &entries, &payloads);
-        let object = Object::Part { session, part: part_of, entries };
+        sealed.before = check_of(&content);
+        let object = Object::Part { session, part: part_of, entries, check: sealed.before };
         Some(Job { slot: number, window: sealed.number, content, object })
     }
 

@@ -1,6 +1,7 @@
 //! Command line: arguments, progress on stderr, one line of result, and a line to replay.
 
 use crate::case::Case;
+use crate::chain;
 use crate::hunts;
 use crate::recorded::{self, Recorded};
 use crate::runner::Summary;
@@ -72,6 +73,8 @@ enum Command {
         #[arg(long, default_value_t = 10_000)]
         cuts: u64,
     },
+    /// Take a chain of objects over from other hosts, with lost, late and repeated requests.
+    Chain(Chain),
     /// Run some of everything; every mark must be passed (builds with `--cfg sim`).
     Marks,
 }
@@ -87,6 +90,19 @@ struct Cuts {
     /// First seed.
     #[arg(long, default_value_t = 0)]
     from: u64,
+}
+
+#[derive(Args)]
+struct Chain {
+    /// Runs, each of a seed [default: 50000, and 20000 for each bug].
+    #[arg(long)]
+    runs: Option<u64>,
+    /// First seed.
+    #[arg(long, default_value_t = 0)]
+    from: u64,
+    /// Plant each bug; it must be found (builds with `--cfg sim`).
+    #[arg(long, conflicts_with = "bug")]
+    bugs: bool,
 }
 
 #[derive(Args)]
@@ -109,8 +125,9 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let jobs =
         cli.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into));
+    let plant = if matches!(cli.command, Command::Chain(_)) { chain::plant } else { hunts::plant };
     if let Some(bug) = &cli.bug
-        && let Err(why) = hunts::plant(bug)
+        && let Err(why) = plant(bug)
     {
         eprintln!("ztier-sim: {why}");
         return ExitCode::from(2);
@@ -119,6 +136,9 @@ pub fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Replay(replay) => return again(replay),
         Command::Bugs { cuts } => return finish(hunts::bugs(jobs, *cuts), began),
+        Command::Chain(options) => {
+            return finish(chain_runs(jobs, options, cli.bug.as_deref()), began);
+        }
         Command::Marks => return finish(hunts::marks(jobs), began),
         Command::Cuts(Cuts { seeds, cuts, from }) => {
             if let Err(failed) = replay_recorded() {
@@ -132,6 +152,12 @@ pub fn main() -> ExitCode {
         Command::Exhaustive { length } => hunts::exhaustive(jobs, *length),
     };
     report(&cli, result, began)
+}
+
+fn chain_runs(jobs: usize, options: &Chain, bug: Option<&str>) -> Result<String, String> {
+    let Chain { runs, from, bugs } = *options;
+    let range = |usual| from..from.saturating_add(runs.unwrap_or(usual));
+    if bugs { chain::bugs(jobs, &range(20_000)) } else { chain::hunt(jobs, range(50_000), bug) }
 }
 
 fn finish(result: Result<String, String>, began: Instant) -> ExitCode {

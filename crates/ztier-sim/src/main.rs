@@ -6,6 +6,7 @@
 
 use std::process::ExitCode;
 
+mod chain;
 mod cli;
 mod hunts;
 
