@@ -315,7 +315,7 @@ fn the_damaged_log_of_another_drive_is_not_made_anew() {
         let up = place.up().into_iter().map(|own| if own == place.log { &other.log } else { own });
         place.sandbox.ztier(&up.chain([arg]).collect::<Vec<_>>())
     };
-    with_other("--discard-log").refused(5, &["log"]);
+    with_other("--discard-log").refused(5, &["holds data of another drive", "--moved"]);
     File::options().write(true).open(&other.log).unwrap().write_at(&whole, first).unwrap();
     // Damage at the end of a log counts as elsewhere.
     let whole = damage(&other.log, last);

@@ -425,10 +425,14 @@ impl Pair {
             Some(Ok(found)) if claimed.is_foreign(&found.superblock) => Err(reason),
             Some(Ok(found)) => Ok(Some(found.superblock)),
             Some(Err(OpenError::Version(_))) => Err(reason),
-            Some(Err(_)) => match log::read_superblock(&claimed.log) {
+            Some(Err(_)) => match log::newest_superblock(&claimed.log) {
                 // The log's own drive may still have its data.
                 Ok((sb, ..)) if claimed.is_foreign(&sb) => {
-                    self.belongs(claimed, &sb, false).and(Err(reason))
+                    match self.belongs(claimed, &sb, true)? {
+                        Match::Moved { .. } if self.moved => Ok(Some(sb)),
+                        Match::Moved { compared } => Err(self.moved(compared)),
+                        _ => Err(reason),
+                    }
                 }
                 Ok((sb, ..)) => Ok(Some(sb)),
                 // The drive could not be read, so its content is unknown.

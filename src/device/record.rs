@@ -233,7 +233,8 @@ impl Book {
         let what = || format!("cannot read {}", self.path.display());
         match std::fs::read(&self.path) {
             Ok(bytes) => serde_json::from_slice(&bytes).map(Some).context(what()).map_err(|e| {
-                Error::failure(e.to_string()).hint("remove it if no log of that drive has data")
+                Error::failure(e.to_string())
+                    .hint("remove it, then give the log that the drive had, if it had one")
             }),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
             Err(e) => Err(e).context(what()),

@@ -23,6 +23,6 @@ pub use disk::cluster::decode;
 pub use disk::open_error::OpenError;
 pub use recovery::{
     Accepted, Inspection, Report, Step, format, inspect, inspect_telling, inspect_warm, least_size,
-    open, read_superblock,
+    newest_superblock, open, read_superblock,
 };
 pub use run::{Fault, LogIoContext, LogReadDrive, Logged, Policy, Runtime, Standing};

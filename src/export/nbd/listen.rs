@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, FdFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -173,21 +174,29 @@ fn lock_directory(path: &Path) -> Result<OwnedFd> {
             locked => return locked.map(|()| fd).context(what),
         }
     }
-    Err(Error::busy(format!("{what}: another process keeps that directory locked")))
+    Err(Error::busy(format!("{what}: another process keeps that directory locked"))
+        .hint("end that process (`fuser` names it), then try again"))
 }
 
 /// Removes the socket at `path` if no process listens there any more.
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
     let shown = path.display();
-    let is_socket = path.symlink_metadata().is_ok_and(|m| m.file_type().is_socket());
+    let is_socket = match path.symlink_metadata() {
+        Ok(found) => found.file_type().is_socket(),
+        // Its process removed it meanwhile, without the lock.
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(_) => false,
+    };
     if !is_socket {
         return Err(Error::failure(format!("{shown} exists and is not a socket"))
             .hint("choose another path, or remove it"));
     }
     // Not blocking: a server whose backlog is full counts as alive.
     match rustix::net::connect(socket(AddressFamily::UNIX)?, address) {
-        Err(Errno::CONNREFUSED) => std::fs::remove_file(path)
-            .context(format_args!("cannot remove the stale socket {shown}")),
+        Err(Errno::CONNREFUSED) => match std::fs::remove_file(path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            removed => removed.context(format_args!("cannot remove the stale socket {shown}")),
+        },
         Err(Errno::NOENT) => Ok(()),
         _ => Err(Error::busy(format!("another process serves the socket {shown}"))
             .hint("choose another path, or end that process")),
@@ -336,5 +345,36 @@ mod tests {
         assert!(refused.contains("was not handed over") && refused.contains("LISTEN_FDS"));
         assert!(check(RawFd::MAX).is_err(), "nothing is open there");
         file.metadata().unwrap();
+    }
+
+    /// A server that ends, or `ztier down`, removes its socket without the lock.
+    #[test]
+    fn a_stale_socket_that_goes_away_is_as_good_as_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.nbd");
+        let address = SocketAddrUnix::new(path.as_path()).unwrap();
+        remove_stale(&path, &address).unwrap();
+        let removes = AtomicBool::new(true);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while removes.load(Ordering::Relaxed) {
+                    let _ = std::fs::remove_file(&path);
+                }
+            });
+            let found: Vec<_> = (0..2000)
+                .map(|_| {
+                    // Bound, and closed without being removed.
+                    let _ = private::bind_private(&socket(AddressFamily::UNIX).unwrap(), &address);
+                    remove_stale(&path, &address)
+                })
+                .collect();
+            removes.store(false, Ordering::Relaxed);
+            found.into_iter().for_each(|one| one.unwrap());
+        });
+        assert!(!path.exists());
+        std::fs::write(&path, "x").unwrap();
+        let refused = remove_stale(&path, &address).unwrap_err();
+        assert!(refused.to_string().contains("is not a socket"), "{refused}");
+        assert_eq!(std::fs::read(&path).unwrap(), b"x");
     }
 }

@@ -93,6 +93,19 @@ fn write_superblock(log: &dyn Drive, sb: &Superblock, first: usize) -> Result<()
 /// # Errors
 /// There is no superblock, or none that can be used, or the drive has shrunk.
 pub fn read_superblock(log: &dyn Drive) -> Result<(Superblock, usize, bool), OpenError> {
+    let found = newest_superblock(log)?;
+    let needs = found.0.end();
+    if needs > log.size() {
+        return Err(OpenError::Shrunk { has: log.size(), needs });
+    }
+    Ok(found)
+}
+
+/// As [`read_superblock`], also of a log whose drive has shrunk.
+///
+/// # Errors
+/// There is no superblock, or none that can be used.
+pub fn newest_superblock(log: &dyn Drive) -> Result<(Superblock, usize, bool), OpenError> {
     if log.size() < DATA_MIN {
         return Err(OpenError::NoLog);
     }
@@ -127,9 +140,6 @@ pub fn read_superblock(log: &dyn Drive) -> Result<(Superblock, usize, bool), Ope
     }
     let mended = copies[1 - newest].is_err();
     let Ok(sb) = copies.swap_remove(newest) else { return Err(OpenError::Damaged) };
-    if sb.end() > log.size() {
-        return Err(OpenError::Shrunk { has: log.size(), needs: sb.end() });
-    }
     Ok((sb, newest, mended))
 }
 

@@ -271,3 +271,36 @@ impl Frames {
         }
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::error::Status;
+
+    /// The table of segments is checked before; this is the last check before frames are used.
+    #[test]
+    fn frames_that_are_not_there_are_refused_and_the_memory_stays() {
+        let (size, limit) = (64 << 10, 1 << 20);
+        let memory = Memory::default();
+        let frames = Frames::new(&memory, 4, size).unwrap();
+        let budget = Budget::new(limit, 0);
+        let taken: Vec<_> = (0..4).map(|_| frames.take(&budget, Taker::Cleaner).unwrap()).collect();
+        frames.fill(taken[3], 0, &[b"kept"]);
+        let files = memory.files().into_iter();
+        let files = files.map(|(name, file)| (name, file.try_clone().unwrap()));
+        let next = Frames::new(&Memory::inherited(files.collect()), 4, size).unwrap();
+        let budget = Budget::new(limit, 0);
+        for wrong in [4, 100, u32::MAX - 1] {
+            let refused = next.adopt(vec![wrong, 1], &budget).unwrap_err();
+            assert!(refused.to_string().contains("names frames that are not there"), "{refused}");
+            assert_eq!(refused.status(), Status::WouldLose);
+            assert_eq!((budget.used(), next.warm()), (0, 0));
+        }
+        next.adopt(vec![taken[3], taken[0]], &budget).unwrap();
+        assert_eq!((budget.used(), next.warm()), (2 * u64::from(size), 2));
+        assert_eq!(next.bytes(taken[3], 0, 4), b"kept");
+        // The memory of the others went back to the machine, and they can be taken again.
+        assert_eq!((0..5).filter_map(|_| next.take(&budget, Taker::Cleaner)).count(), 2);
+    }
+}

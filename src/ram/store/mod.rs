@@ -315,3 +315,36 @@ impl Store {
         self.stripes[(block / GROUP as u64) as usize % STRIPES].0.lock()
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::codec::Algorithm;
+
+    #[test]
+    fn one_thread_too_many_is_refused_until_another_leaves() {
+        let shape = Shape {
+            blocks_max: 1 << 12,
+            segment: 64 << 10,
+            frames: 16,
+            slots: 0,
+            algorithm: Algorithm::Lz4,
+        };
+        let store = Store::new(&Memory::default(), shape, 8 << 20).unwrap();
+        let before = store.budget().used();
+        let mut sessions: Vec<_> =
+            (0..epoch::PARTICIPANTS_MAX).map(|_| store.session().unwrap()).collect();
+        let used = store.budget().used();
+        for _ in 0..2 {
+            let refused = store.session().map(drop).unwrap_err().to_string();
+            let says = "more than 264 threads use this volume at once; use fewer connections";
+            assert_eq!(refused, says);
+        }
+        assert_eq!(store.budget().used(), used, "a refusal costs nothing");
+        store.leave(&sessions.pop().unwrap());
+        sessions.push(store.session().unwrap());
+        sessions.iter().for_each(|session| store.leave(session));
+        assert_eq!(store.budget().used(), before);
+    }
+}
