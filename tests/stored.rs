@@ -284,7 +284,7 @@ fn what_can_not_be_is_one_line() {
     fs::remove_file(stored.dir.join("root")).unwrap();
     with(&[]).ok();
     sandbox.ztier(&["restart", "vol", "--log", "/tmp/x"]).refused(2, &["it has no log"]);
-    sandbox.ztier(&["set", "vol", "size=2G"]).refused(2, &["size"]);
+    sandbox.ztier(&["set", "vol", "size=512M"]).refused(2, &["sizes grow, never shrink"]);
 }
 
 #[test]
@@ -300,6 +300,26 @@ fn a_store_is_probed() {
     assert_eq!(stored.objects().len(), 1);
     doctor("file:///proc").refused(5, &["holds something else"]);
     doctor("/tmp").refused(2, &["is no place of a store"]);
+}
+
+#[test]
+fn a_volume_grows() {
+    let stored = Stored::new();
+    stored.up(0, &["--size", "1G"]).ok();
+    stored.hosts[0].ztier(&["set", "vol", "size=2T"]).ok();
+    let last = (2 << 40) / BLOCK - 1;
+    let mut disk = stored.disk(0);
+    assert_eq!(disk.size, 2 << 40);
+    write(&mut disk, last..=last, 1);
+    disk.flush();
+    drop(disk);
+    stored.hosts[0].kill("vol");
+    stored.up(1, &["--force"]).ok();
+    check(&mut stored.disk(1), last..=last, 1);
+    // The first one no longer owns it.
+    stored.up(0, &["--force"]).ok();
+    stored.hosts[1].ztier(&["set", "vol", "size=3T"]).refused(1, &["cannot change the size in"]);
+    assert_eq!(stored.disk(0).size, 2 << 40);
 }
 
 #[test]

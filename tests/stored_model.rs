@@ -176,7 +176,7 @@ fn owner(store: &Arc<Flaky>) -> Arc<ObjectDrive> {
     let store = Arc::clone(store) as Arc<dyn Store>;
     let wanted = Wanted { owner: "v", size: Some(SIZE), force: false };
     let opened = open(&store, &wanted, &|_| {}).unwrap();
-    ObjectDrive::over(store, opened, "v", Algorithm::Lz4).unwrap()
+    ObjectDrive::over(store, opened, "v", (Algorithm::Lz4, 64 << 10)).unwrap()
 }
 
 fn read(drive: &ObjectDrive) -> Vec<u8> {

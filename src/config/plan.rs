@@ -34,6 +34,10 @@ const _: () = assert!(cfg!(shuttle) || MOST_THREADS as usize <= device::THREADS_
 /// Bytes of memory that a daemon takes outside of `ram-limit`: its program and stacks, and answers
 /// to commands.
 const HEADROOM: u64 = 8 << 20;
+/// Most bytes of writes that wait for a store, and the part of memory that they are at most. While
+/// they are sent they take as much again.
+const STORE_WAITING: u64 = 64 << 20;
+const STORE_WAITING_PART: u64 = 16;
 /// The longest path of a Unix socket, in bytes.
 const LONGEST_SOCKET: usize = 107;
 
@@ -180,7 +184,9 @@ impl Plan {
             return Err(below_minimum(limit, least, self.size_bytes, self.segment_bytes));
         }
         let (memory, log) = (machine::memory_bytes(), self.log.as_ref());
-        let beside = HEADROOM + log.map_or(0, LogPlan::memory_bytes);
+        let in_store = self.backing.as_deref().is_some_and(device::is_store);
+        let store = if in_store { 2 * store_waiting_bytes() } else { 0 };
+        let beside = HEADROOM + log.map_or(0, LogPlan::memory_bytes) + store;
         let most = memory.saturating_sub(beside);
         if limit <= most {
             return Ok(());
@@ -407,6 +413,11 @@ impl Plan {
             job: None,
         })
     }
+}
+
+/// Most bytes of writes that wait for a store.
+pub fn store_waiting_bytes() -> u64 {
+    STORE_WAITING.min(machine::memory_bytes() / STORE_WAITING_PART)
 }
 
 /// The sector of all volumes from before it was a setting.

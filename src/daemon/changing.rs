@@ -94,7 +94,7 @@ impl Running {
         }
         now.ram_auto = new.ram_auto;
         if new.size_bytes != now.size_bytes {
-            self.served.volume.in_memory().ok_or_else(fixed_size)?.grow(new.size_bytes)?;
+            self.served.volume.grow(new.size_bytes)?;
             now.size_bytes = new.size_bytes;
         }
         Ok(())
@@ -103,11 +103,6 @@ impl Running {
 
 fn no_recompression() -> Error {
     Error::usage("only a volume in memory recompresses").hint("leave out recompress")
-}
-
-fn fixed_size() -> Error {
-    Error::usage("the volume has the size of its backing store")
-        .hint("make that larger, then take the volume down and up")
 }
 
 /// Applies a change of the limit, or of the bounds for adapting, to the plan.

@@ -6,7 +6,7 @@ use super::log;
 use super::memory_holder::Kept;
 use super::opening::Opening;
 use crate::config::log::LogPlan;
-use crate::config::{Paths, Plan, Usage, machine, size};
+use crate::config::{Paths, Plan, Usage, machine, plan, size};
 use crate::device::{self, LogControl, Sector, Serving, Volume};
 use crate::error::Result;
 use crate::log::Accepted;
@@ -97,6 +97,7 @@ fn in_store(plan: &Plan, place: &Path, paths: &Paths, progress: &dyn Fn(&str)) -
         owner: owner(&plan.name, paths),
         force: plan.take_over,
         algorithm: plan.algorithm,
+        waiting_max: plan::store_waiting_bytes() as usize,
     };
     let limits = (plan.ram_limit_bytes, machine::memory_bytes());
     let opening = Opening::new(progress);

@@ -232,6 +232,17 @@ pub trait Serving: Device {
     /// `alarm` must neither wait nor allocate.
     fn heed(&self, alarm: &Alarm);
 
+    /// Makes the device larger, at once.
+    ///
+    /// # Errors
+    /// The size is invalid, or that of a drive below; then nothing changes.
+    fn grow(&self, size: u64) -> Outcome<()> {
+        match self.in_memory() {
+            Some(memory) => memory.grow(size),
+            None => Err(fixed_size()),
+        }
+    }
+
     /// Ends the volume's own threads, after they have made durable what can be.
     ///
     /// # Errors
@@ -252,6 +263,12 @@ pub trait Serving: Device {
     fn volatile_bytes(&self) -> u64 {
         self.in_memory().map_or(0, InMemory::stored_bytes)
     }
+}
+
+/// The error for a volume that is as large as its drive.
+pub(super) fn fixed_size() -> Error {
+    Error::usage("the volume has the size of its backing store")
+        .hint("make that larger, then take the volume down and up")
 }
 
 /// A volume whose data exists only in memory and on a spill device.

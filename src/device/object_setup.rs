@@ -27,6 +27,8 @@ pub struct StoreOptions {
     pub force: bool,
     /// How blocks are compressed.
     pub algorithm: Algorithm,
+    /// Most bytes of writes that the store has not got yet; as much again while they are sent.
+    pub waiting_max: usize,
 }
 
 /// The store at `place`.
@@ -57,9 +59,9 @@ pub fn probe_store(place: &Path) -> Result<()> {
 
 /// Takes the volume over. `progress` hears the number of objects that were read.
 pub(super) fn open(options: &StoreOptions, progress: &dyn Fn(u64)) -> Result<Arc<ObjectDrive>> {
-    let StoreOptions { place, size, owner, force, algorithm } = options;
+    let StoreOptions { place, size, owner, force, .. } = options;
     let store = store(place)?;
     let wanted = object::Wanted { owner, size: Some(*size), force: *force };
     let opened = object::open(&store, &wanted, progress)?;
-    ObjectDrive::over(store, opened, owner, *algorithm)
+    ObjectDrive::over(store, opened, owner, (options.algorithm, options.waiting_max))
 }

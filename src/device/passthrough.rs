@@ -5,7 +5,7 @@
 //! the drive as sectors if the drive can take them: such a write locks its stripe exclusively.
 //! Writes of whole blocks lock it shared.
 
-use super::contract::{Channel, Device, IoError, Serving};
+use super::contract::{Channel, Device, IoError, Serving, fixed_size};
 use super::counters::{Accounts, Counters};
 use super::drives::{self, Alarm};
 use super::front::{Engine, Front};
@@ -196,6 +196,13 @@ impl Serving for PassthroughVolume {
         match &self.cache {
             Some(cache) => cache.set_limit(bytes),
             None => Err(super::contract::no_copies()),
+        }
+    }
+
+    fn grow(&self, size: u64) -> Result<()> {
+        match &self.object {
+            Some(object) => object.grow(size),
+            None => Err(fixed_size()),
         }
     }
 

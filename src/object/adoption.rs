@@ -50,7 +50,7 @@ mod tests {
 
     fn part(session: u8, window: u64, part: u32, commits: bool) -> Object {
         let entries = vec![Entry::Zeros { first: window, count: part }];
-        let check = |part: u32| u32::from(session) << 16 | (window as u32) << 8 | part + 1;
+        let check = |part: u32| u32::from(session) << 16 | (window as u32) << 8 | (part + 1);
         let before = if part == 0 { 0 } else { check(part - 1) };
         let of = Part { window, part, commits, before };
         Object::Part { session: [session; 16], part: of, entries, check: check(part) }

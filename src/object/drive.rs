@@ -21,14 +21,11 @@ use crate::stats::ObjectStats;
 use parking_lot::Mutex;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// A window of this many bytes is sealed.
-const WINDOW: usize = 32 << 20;
-/// With this many bytes in memory, writers wait.
-const WAITING: usize = 64 << 20;
 /// How long a flush or a writer waits for a store that fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest wait before a look at what has changed.
@@ -39,6 +36,8 @@ const READ_MAX: u64 = 1 << 20;
 /// See the module.
 pub struct ObjectDrive {
     shared: Arc<Shared>,
+    /// With this many bytes in memory, writers wait; a window of half of it is sealed.
+    waiting_max: usize,
     algorithm: Algorithm,
     codecs: Mutex<Vec<Codec>>,
     failures: Failures,
@@ -53,7 +52,9 @@ enum Source {
 }
 
 impl ObjectDrive {
-    /// A drive over a volume that was opened. `owner` is its name in the store.
+    /// A drive over a volume that was opened. `owner` is its name in the store. Writes that the
+    /// store has not got yet take `waiting_max` bytes of memory, and as much again while they are
+    /// sent.
     ///
     /// # Errors
     /// A thread can't be started.
@@ -61,7 +62,7 @@ impl ObjectDrive {
         store: Arc<dyn Store>,
         opened: Opened,
         owner: &str,
-        algorithm: Algorithm,
+        (algorithm, waiting_max): (Algorithm, usize),
     ) -> Checked<Arc<Self>> {
         let failures = Failures::new(Path::new(&store.place()));
         let shared = Arc::new(Shared::new(store, opened, owner.to_owned()));
@@ -73,7 +74,15 @@ impl ObjectDrive {
             threads.push(thread.context("cannot start a thread")?);
         }
         let (codecs, threads) = (Mutex::default(), Mutex::new(threads));
-        Ok(Arc::new(Self { shared, algorithm, codecs, failures, threads }))
+        Ok(Arc::new(Self { shared, waiting_max, algorithm, codecs, failures, threads }))
+    }
+
+    /// Makes the volume larger.
+    ///
+    /// # Errors
+    /// It would not be larger; or the store fails, or has another owner.
+    pub fn grow(&self, size: u64) -> Checked<()> {
+        self.shared.grow(size)
     }
 
     /// Counters, now.
@@ -203,7 +212,7 @@ impl ObjectDrive {
 
 impl Drive for ObjectDrive {
     fn size(&self) -> u64 {
-        self.shared.size
+        self.shared.size.load(Ordering::Acquire)
     }
 
     fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
@@ -235,7 +244,9 @@ impl Drive for ObjectDrive {
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
         let (blocks, _) = data.as_chunks::<BLOCK_SIZE>();
         let payloads = self.encode(blocks);
-        self.wait((Action::Write, at, data.len()), |state| state.waiting_bytes() < WAITING)?;
+        self.wait((Action::Write, at, data.len()), |state| {
+            state.waiting_bytes() < self.waiting_max
+        })?;
         let mut state = self.shared.state.lock();
         for (block, payload) in (at / BLOCK..).zip(payloads) {
             match payload {
@@ -244,7 +255,7 @@ impl Drive for ObjectDrive {
             }
         }
         self.shared.opened(&mut state);
-        if state.open.bytes() >= WINDOW {
+        if state.open.bytes() >= self.waiting_max / 2 {
             self.shared.seal(&mut state);
         }
         Ok(())

@@ -257,12 +257,3 @@ pub fn look(
     }
     Ok(format::decode(&bytes, volume, number))
 }
-
-/// Tells the store that the owner has ended in order.
-///
-/// # Errors
-/// The root is another owner's by now, or the store fails.
-pub fn give_up(store: &dyn Store, owned: &Owned) -> std::result::Result<(), Failure> {
-    let root = Root { generation: owned.root.generation + 1, ended: true, ..owned.root.clone() };
-    store.swap(ROOT, &root.encode(), &owned.tag).map(drop)
-}

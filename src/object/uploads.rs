@@ -4,13 +4,15 @@
 //! sent again only with the same content; a drive that has a successor sends nothing more.
 
 use super::Root;
-use super::format::{Identity, Object, Part, Seed, check_of, part};
+use super::format::{Identity, Object, Part, Seed, Session, check_of, part};
 use super::index::Index;
 use super::issuer::{Issuer, Taken, judge};
-use super::opening::{self, Opened, Sessions, look};
+use super::opening::{Opened, Sessions, look};
 use super::store::{BEAT, Failure, ROOT, Store, Trouble, slot};
 use super::takeover::Owned;
 use super::window::{Draft, Window};
+use crate::BLOCK_SIZE;
+use crate::error::{Error, Result as Checked};
 use crate::stats::ObjectStats;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
@@ -87,8 +89,11 @@ impl State {
 pub struct Shared {
     pub store: Arc<dyn Store>,
     pub volume: Identity,
-    pub size: u64,
-    owned: Owned,
+    /// Bytes.
+    pub size: AtomicU64,
+    session: Session,
+    /// The root as this owner left it.
+    owned: Mutex<Owned>,
     owner: String,
     pub state: Mutex<State>,
     /// Notified with each change of the state.
@@ -136,8 +141,9 @@ impl Shared {
         Self {
             store,
             volume: owned.root.volume,
-            size: owned.root.size,
-            owned,
+            size: owned.root.size.into(),
+            session: owned.root.session,
+            owned: Mutex::new(owned),
             owner,
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -188,11 +194,50 @@ impl Shared {
         if self.state.lock().successor.is_some() {
             return Ok(());
         }
-        match opening::give_up(&*self.store, &self.owned) {
+        match self.swap(|root| Root { ended: true, ..root }) {
             // Another owner has it by now.
             Ok(()) | Err(Failure::Changed) => Ok(()),
             Err(failure) => Err(errno(&failure)),
         }
+    }
+
+    /// Makes the volume larger.
+    ///
+    /// # Errors
+    /// It would not be larger; or the store fails, or has another owner.
+    pub fn grow(&self, size: u64) -> Checked<()> {
+        let now = self.size.load(Ordering::Acquire);
+        if size < now || !size.is_multiple_of(BLOCK_SIZE as u64) {
+            return Err(Error::usage(format!("size {size} is less than the {now} bytes it has"))
+                .hint("sizes grow, never shrink"));
+        }
+        match self.swap(|root| Root { size, ..root }) {
+            Ok(()) => {
+                self.size.store(size, Ordering::Release);
+                Ok(())
+            }
+            Err(failure) => {
+                self.note_failure(&failure);
+                let place = self.store.place();
+                Err(Error::failure(format!("cannot change the size in {place}: {failure}")))
+            }
+        }
+    }
+
+    /// Swaps the root for a changed one.
+    fn swap(&self, change: impl Fn(Root) -> Root) -> Result<(), Failure> {
+        let mut owned = self.owned.lock();
+        let root = Root { generation: owned.root.generation + 1, ..owned.root.clone() };
+        let root = change(root);
+        let swapped = match self.store.swap(ROOT, &root.encode(), &owned.tag) {
+            // It may have been done.
+            Err(Failure::Other(trouble)) => match self.store.get(ROOT)? {
+                (content, tag) if content == root.encode() => Ok(tag),
+                _ => Err(Failure::Other(trouble)),
+            },
+            swapped => swapped,
+        };
+        swapped.map(|tag| *owned = Owned { root, tag, ..owned.clone() })
     }
 
     /// Counters, now.
@@ -242,7 +287,7 @@ impl Shared {
         let sealed = sealed.iter_mut().find(|sealed| !sealed.todo.is_empty())?;
         let number = issuer.issue()?;
         let draft = sealed.todo.pop_front()?;
-        let (session, commits) = (self.owned.root.session, sealed.todo.is_empty());
+        let (session, commits) = (self.session, sealed.todo.is_empty());
         let (window, before) = (sealed.number, sealed.before);
         let part_of = Part { window, part: sealed.issued, commits, before };
         sealed.issued += 1;
@@ -306,7 +351,7 @@ impl Shared {
 
     fn find_successor(&self) {
         let root = self.store.get(ROOT).ok().and_then(|(content, _)| Root::decode(&content).ok());
-        let other = root.filter(|root| root.session != self.owned.root.session);
+        let other = root.filter(|root| root.session != self.session);
         self.succeeded(other.map_or_else(|| "another owner".to_owned(), |root| root.owner));
     }
 
@@ -320,7 +365,7 @@ impl Shared {
         match self.store.get(ROOT) {
             Ok((content, _)) => {
                 let root = Root::decode(&content).ok();
-                let other = root.filter(|root| root.session != self.owned.root.session);
+                let other = root.filter(|root| root.session != self.session);
                 if let Some(other) = other {
                     return self.succeeded(other.owner);
                 }
