@@ -451,6 +451,10 @@ fn what_a_full_volume_has_no_memory_for_changes_nothing() {
         }
     };
     blocks(&mut disk, 0..full);
+    // Of two changes the one that fails is the last, and says so.
+    let says = ["all but recompress is changed: there is no memory to recompress with"];
+    set(&["size=33M", "recompress=now"]).refused(1, &says);
+    assert_eq!(sandbox.status("vol")["size_bytes"], 33 << 20);
     // What the refusals advise.
     disk.zero(0, 300 * BLOCK as u32);
     set(&["ram-limit=4700K"]).ok();

@@ -7,13 +7,16 @@ mod support {
     pub mod nbd;
     pub mod place;
     pub mod sandbox;
+    pub mod shell;
 }
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use support::disk::Disk;
 use support::place::content;
 use support::sandbox::{Sandbox, eventually};
+use support::shell::{missing, ok};
 
 const BLOCK: u64 = 4096;
 const SIZE: &str = "16T";
@@ -105,6 +108,10 @@ fn what_was_flushed_outlives_the_daemon_and_costs_what_it_holds() {
     check(&mut disk, zeroed, 0);
     let counted = stored.counted(0);
     assert_eq!(counted["blocks"], 200, "{counted}");
+    let told = stored.hosts[0].ztier(&["status", "vol"]).ok();
+    assert!(told.contains("stored   800 KiB in ") && told.contains("owner    vol on "), "{told}");
+    let listed = stored.hosts[0].ztier(&["list"]).ok();
+    assert!(listed.contains(" 800 KiB "), "{listed}");
     // Unflushed writes get there by themselves, and on the way down.
     write(&mut disk, 300..310, 3);
     eventually("unflushed writes are sent", || stored.counted(0)["waiting_bytes"] == 0);
@@ -300,6 +307,102 @@ fn a_store_is_probed() {
     assert_eq!(stored.objects().len(), 1);
     doctor("file:///proc").refused(5, &["holds something else"]);
     doctor("/tmp").refused(2, &["is no place of a store"]);
+}
+
+/// What a reader written from `docs/object-format.md` alone finds in a store.
+fn read_independently(dir: &Path) -> (u64, BTreeMap<u64, Vec<u8>>) {
+    let reader = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/object_reader.py");
+    let out = tempfile::tempdir().unwrap();
+    let contents = out.path().join("contents");
+    // -B: no compiled module beside the sources.
+    let args = ["-B", reader, dir.to_str().unwrap(), contents.to_str().unwrap()];
+    let told = ok(60, "python3", &args);
+    let contents = fs::read(contents).unwrap();
+    let mut contents = contents.chunks_exact(4096);
+    let (mut size, mut blocks) = (0, BTreeMap::new());
+    for line in told.lines() {
+        match line.split(' ').collect::<Vec<_>>()[..] {
+            ["volume", bytes] => size = bytes.parse().unwrap(),
+            ["block", number] => {
+                let content = contents.next().unwrap().to_vec();
+                blocks.insert(number.parse().unwrap(), content);
+            }
+            _ => panic!("{line}"),
+        }
+    }
+    assert!(contents.next().is_none());
+    (size, blocks)
+}
+
+/// The content that the golden store has, of blocks that are not zeros.
+fn golden() -> BTreeMap<u64, Vec<u8>> {
+    let text = |word: &str| word.as_bytes().iter().copied().cycle().take(4096).collect::<Vec<_>>();
+    BTreeMap::from([
+        (0, content(0, 2)),
+        (1, vec![7; 4096]),
+        (2, text("a block that compresses ")),
+        (9, text("and one of the second owner, ")),
+        (1 << 19, content(1 << 19, 1)),
+    ])
+}
+
+/// Writes the golden content, with what is overwritten, zeroed, void and by two owners.
+fn write_golden(stored: &Stored) {
+    stored.up(0, &["--size", "16G"]).ok();
+    let mut disk = stored.disk(0);
+    write(&mut disk, 0..6, 1);
+    disk.flush();
+    disk.zero(0, 100 * 4096);
+    for (block, content) in golden().into_iter().filter(|(block, _)| *block != 9) {
+        disk.write(block * BLOCK, &content);
+    }
+    disk.flush();
+    drop(disk);
+    stored.hosts[0].kill("vol");
+    stored.up(0, &[]).ok();
+    let mut disk = stored.disk(0);
+    disk.write(9 * BLOCK, &golden()[&9]);
+    write(&mut disk, 20..30, 1);
+    disk.flush();
+    disk.zero(20 * BLOCK, 10 * 4096);
+    disk.flush();
+    drop(disk);
+    stored.hosts[0].ztier(&["down", "vol"]).ok();
+}
+
+/// `ZTIER_GOLDEN=write` makes the golden store anew, which a new version of the format needs.
+#[test]
+fn stores_are_read_as_the_format_says_now_and_later() {
+    if missing(&["python3"]) {
+        return;
+    }
+    let stored = Stored::new();
+    write_golden(&stored);
+    assert_eq!(read_independently(&stored.dir), (16 << 30, golden()));
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/object-v1");
+    let files = |dir: &Path| {
+        let chain = fs::read_dir(dir.join("chain")).unwrap().map(|entry| entry.unwrap().path());
+        chain.chain([dir.join("root")]).collect::<Vec<_>>()
+    };
+    let copy = |from: &Path, to: &Path| {
+        fs::create_dir_all(to.join("chain")).unwrap();
+        for file in files(from) {
+            fs::copy(&file, to.join(file.strip_prefix(from).unwrap())).unwrap();
+        }
+    };
+    if std::env::var_os("ZTIER_GOLDEN").is_some() {
+        copy(&stored.dir, &kept);
+    }
+    // A store of this version is read by all later ones.
+    assert_eq!(read_independently(&kept), (16 << 30, golden()));
+    fs::remove_dir_all(&stored.dir).unwrap();
+    copy(&kept, &stored.dir);
+    stored.up(0, &["--ram-limit", "0"]).ok();
+    let mut disk = stored.disk(0);
+    for block in (0..200).chain([(1 << 19) - 1, 1 << 19, (1 << 22) - 1]) {
+        let expected = golden().remove(&block).unwrap_or(vec![0; 4096]);
+        assert!(disk.read(block * BLOCK, 4096) == expected, "block {block}");
+    }
 }
 
 #[test]

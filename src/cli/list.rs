@@ -117,7 +117,10 @@ fn row(paths: &Paths, name: &str, seen: &Seen) -> Row {
             Row {
                 health: Some(sample.stats.health),
                 wrong: ill(name, &sample.stats),
-                data_bytes: Some(homes.held(Role::of(&sample.plan))),
+                data_bytes: Some(match &sample.stats.object {
+                    Some(_) => homes.backing,
+                    None => homes.held(Role::of(&sample.plan)),
+                }),
                 mem_used_bytes: Some(sample.stats.mem_used_bytes),
                 endpoints: sample.endpoints.clone(),
                 ..row

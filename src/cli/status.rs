@@ -14,7 +14,7 @@ use crate::remedy;
 use crate::stats::drives::Failing;
 use crate::stats::health::ranges;
 use crate::stats::time::{self, with};
-use crate::stats::{About, LogStats, Stats, Trouble};
+use crate::stats::{About, LogStats, ObjectStats, Stats, Trouble};
 use crate::system::usage::{kept_twice, swap_with, swapped};
 use clap::Args;
 use std::path::Path;
@@ -280,8 +280,9 @@ fn passthrough(status: &control::Status, backing: &Path) -> String {
         ("size", human(status.plan.size_bytes)),
         ("backing", backing.display().to_string()),
         ("log", "none".into()),
-        ("cache", cache(&status.stats)),
     ];
+    rows.extend(status.stats.object.iter().flat_map(in_store));
+    rows.push(("cache", cache(&status.stats)));
     rows.extend(adapting::rows(status));
     rows.push(("errors", errors(&status.stats)));
     rows.extend(drive_errors(&status.stats));
@@ -290,6 +291,21 @@ fn passthrough(status: &control::Status, backing: &Path) -> String {
         ("daemon", daemon_of(status)),
     ]);
     output::pairs(&rows)
+}
+
+/// What a volume holds in its store.
+fn in_store(store: &ObjectStats) -> [(&'static str, String); 3] {
+    let ObjectStats { blocks, live_bytes, stored_bytes, .. } = *store;
+    let data = blocks * crate::BLOCK_SIZE as u64;
+    let text = format!(
+        "{} in {}, and {} that were overwritten",
+        human(data),
+        human(live_bytes),
+        human(stored_bytes.saturating_sub(live_bytes))
+    );
+    let owner = store.successor.as_ref().unwrap_or(&store.owner);
+    let waits = format!("{} not in the store yet", human(store.waiting_bytes));
+    [("stored", text), ("writes", waits), ("owner", owner.clone())]
 }
 
 /// What the read cache holds.

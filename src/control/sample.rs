@@ -144,7 +144,10 @@ impl Homes {
             spill: 0,
             log: (dirty + clean) * BLOCK,
             dirty: dirty * BLOCK,
-            backing: stats.disk_size_bytes.saturating_sub(dirty * BLOCK),
+            backing: match &stats.object {
+                Some(store) => store.blocks * BLOCK,
+                None => stats.disk_size_bytes.saturating_sub(dirty * BLOCK),
+            },
         }
     }
 

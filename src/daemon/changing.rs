@@ -1,6 +1,7 @@
 //! Changes a running volume: its sizes, and settings of its engine.
 //!
-//! Invariant: an impossible change is refused before anything changes.
+//! Invariant: an impossible change is refused before anything changes; a change that fails says
+//! what was changed before it.
 
 use super::phase::BUSY;
 use super::running::Running;
@@ -48,7 +49,13 @@ impl Running {
             self.take_on(&new)?;
         }
         self.threads.follow_limit(&self.served)?;
-        recompress.map_or(Ok(()), |change| self.recompress(change))
+        let Some(change) = recompress else { return Ok(()) };
+        // Last, because a higher limit may be what it needs.
+        let changed = self.served.plan() != before;
+        self.recompress(change).map_err(|e| match changed {
+            true => e.after("all but recompress is changed: "),
+            false => e,
+        })
     }
 
     /// The plan with the changes. Fails if one of them is impossible.

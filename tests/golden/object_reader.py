@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Reads a volume in a directory of objects, from docs/object-format.md alone.
+
+    object_reader.py DIRECTORY CONTENTS
+
+prints `volume BYTES`, and for each block that is not zeros
+
+    block NUMBER
+
+and writes these blocks, in order, to the file CONTENTS. `skipped` behind a number: no `zstd`
+program is here to decode it, and zeros are written.
+"""
+
+import struct
+import sys
+from pathlib import Path
+
+from reader import crc32c, le, lz4, need, zstd
+
+BLOCK = 4096
+WIDTH = 16
+HEAD, ENTRY = 80, 16
+RAW, LZ4, ZSTD, FILL, ZEROS = 0, 1, 2, 3, 255
+
+
+def check(seed, number, data):
+    return crc32c(seed + struct.pack("<Q", number) + data)
+
+
+class Object:
+    """A fence or a part, in a slot of a volume."""
+
+    def __init__(self, data, volume, slot):
+        head = data[:HEAD]
+        need(head[:8] == b"ztierOBJ" and le(head, 8, 2) == 1, f"slot {slot} has no object")
+        self.session = head[32:48]
+        self.seed = head[16:48] + struct.pack("<Q", slot)
+        need(head[16:32] == volume and le(head, 48, 8) == slot, f"slot {slot} has another's object")
+        self.check = le(head, 76, 4)
+        need(self.check == check(self.seed, 2**64 - 2, head[:76]), f"the head of {slot} is damaged")
+        self.is_fence = head[10] == 2
+        self.commits = head[11] & 1 == 1
+        self.window, self.part = divmod(le(head, 56, 8), 65536)
+        self.before = le(head, 72, 4)
+        if self.is_fence:
+            return
+        need(head[10] == 1 and le(head, 64, 4) == len(data), f"slot {slot} is no part")
+        end = HEAD + le(head, 12, 4) * ENTRY
+        table = data[HEAD:end]
+        need(le(head, 68, 4) == check(self.seed, 2**64 - 1, table), f"entries of {slot} are damaged")
+        self.entries = []
+        for at in range(0, len(table), ENTRY):
+            block, length, coding, word = struct.unpack("<QHBxI", table[at:at + ENTRY])
+            self.entries.append((block, coding, word, data[end:end + length]))
+            end += length
+        need(end == len(data), f"payloads of {slot} are damaged")
+
+    def apply(self, blocks):
+        for block, coding, word, payload in self.entries:
+            if coding == ZEROS:
+                for number in [n for n in blocks if block <= n < block + word]:
+                    del blocks[number]
+                continue
+            need(check(self.seed, block * 256 + coding, payload) == word, f"block {block} is damaged")
+            blocks[block] = decode(coding, payload)
+
+
+def decode(coding, payload):
+    if coding == RAW:
+        return payload
+    if coding == LZ4:
+        return lz4(payload)
+    if coding == FILL:
+        return payload * (BLOCK // 8)
+    need(coding == ZSTD, f"there is no coding {coding}")
+    return zstd(payload)
+
+
+def root(data):
+    need(len(data) == 512 and data[:8] == b"ztierOBJ" and data[10] == 3, "there is no root")
+    need(le(data, 508, 4) == crc32c(data[:508]), "the root is damaged")
+    need(le(data, 12, 4) == WIDTH, "the root has another width")
+    return data[16:32], le(data, 48, 8)
+
+
+def windows(chain, volume):
+    """The windows that count, as lists of parts."""
+    slot, session, parts = 0, None, []
+    while (path := chain / f"{slot:016x}").exists():
+        found = Object(path.read_bytes(), volume, slot)
+        if found.is_fence:
+            slot, session = slot + WIDTH, found.session
+            continue
+        need(found.session == session, f"slot {slot} is of a session that has ended")
+        follows = parts and (parts[-1].session, parts[-1].window, parts[-1].part + 1,
+                             parts[-1].check) == (session, found.window, found.part, found.before)
+        if not follows:
+            parts = []
+        if follows or found.part == 0:
+            parts.append(found)
+        if parts and found.commits:
+            yield parts
+            parts = []
+        slot += 1
+
+
+def main():
+    directory = Path(sys.argv[1])
+    volume, size = root((directory / "root").read_bytes())
+    blocks = {}
+    for parts in windows(directory / "chain", volume):
+        for part in parts:
+            part.apply(blocks)
+    print("volume", size)
+    with open(sys.argv[2], "wb") as contents:
+        for number, data in sorted(blocks.items()):
+            if data == bytes(BLOCK):
+                continue
+            need(data is None or len(data) == BLOCK, f"block {number} is not whole")
+            print("block", number, *(["skipped"] if data is None else []))
+            contents.write(data or bytes(BLOCK))
+
+
+if __name__ == "__main__":
+    main()
