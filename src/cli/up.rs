@@ -408,6 +408,10 @@ fn copies(plan: &Plan) -> String {
 /// What a volume is, and where its data is durable.
 fn role(plan: &Plan) -> (&'static str, &'static str) {
     match (&plan.log, &plan.backing) {
+        (None, Some(place)) if device::is_store(place) => (
+            "compressed, in a store of objects that hosts can share",
+            "in the store when a flush returns",
+        ),
         (None, Some(_)) => (
             match plan.ram_limit_bytes {
                 0 => "a backing store alone",
