@@ -176,6 +176,7 @@ fn another_host_takes_over_and_the_first_one_writes_nothing_more() {
     let found = stored.hosts[0].ztier(&["status", "vol"]);
     assert!(found.out.contains("was taken over by vol on "), "{}", found.out);
     assert_eq!(found.status, 6);
+    assert_eq!(disk.try_read(0, 4096), None, "what may be old is not served");
     drop(disk);
     stored.hosts[0].ztier(&["down", "vol"]).refused(5, &["would lose data"]);
     stored.hosts[0].ztier(&["down", "vol", "--discard"]).ok();
@@ -249,6 +250,8 @@ fn damage_is_named_and_never_served() {
     fs::remove_file(first).unwrap();
     assert_eq!(disk.try_read(0, 4096), None);
     check(&mut disk, 10..20, 1);
+    let looked = stored.hosts[0].ztier(&["status", "vol"]);
+    assert!(looked.out.contains(&format!("{name} is damaged or gone")), "{}", looked.out);
     drop(disk);
     stored.hosts[0].kill("vol");
     // With a table that is damaged, nothing can be said of later writes.
@@ -260,8 +263,16 @@ fn damage_is_named_and_never_served() {
     fs::copy(second, first).unwrap();
     stored.up(0, &[]).refused(1, &[&format!("{name} is of another slot")]);
     fs::write(first, &good).unwrap();
-    stored.up(0, &[]).ok();
+    stored.up(0, &["--ram-limit", "0"]).ok();
     check(&mut stored.disk(0), 0..20, 1);
+    // One that is restored while the volume is up.
+    let mut disk = stored.disk(0);
+    fs::write(first, &good[..good.len() - 1]).unwrap();
+    assert_eq!(disk.try_read(9 * BLOCK, 4096), None);
+    fs::write(first, &good).unwrap();
+    check(&mut disk, 0..20, 1);
+    let counted = stored.counted(0);
+    assert_eq!(counted["damaged_object"], serde_json::Value::Null, "{counted}");
 }
 
 #[test]
@@ -434,6 +445,12 @@ fn settings_are_saved_and_name_the_store() {
     let text = fs::read_to_string(&file).unwrap();
     assert!(text.contains(&format!("backing = \"{}\"", stored.place())), "{text}");
     assert!(text.contains("log = \"none\""), "{text}");
+    // At boot, a directory that is not mounted yet is no new store.
+    let away = stored.dir.with_extension("away");
+    fs::rename(&stored.dir, &away).unwrap();
+    stored.hosts[0].ztier(&["up", "vol"]).refused(2, &["has no volume yet"]);
+    assert!(!stored.dir.exists());
+    fs::rename(&away, &stored.dir).unwrap();
     stored.hosts[0].ztier(&["up", "vol"]).ok();
     assert_eq!(stored.disk(0).size, 1 << 30);
     let looked = stored.hosts[0].ztier(&["status", "vol"]).looked();

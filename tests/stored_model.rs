@@ -87,6 +87,10 @@ impl Store for Flaky {
         self.store.place()
     }
 
+    fn prepare(&self) -> ztier::error::Result<()> {
+        self.store.prepare()
+    }
+
     fn create(&self, key: &str, content: &[u8]) -> Result<(), Failure> {
         match self.fault() {
             Fault::None => self.store.create(key, content),

@@ -120,7 +120,11 @@ impl Settings {
         let drive = |path: &Option<PathBuf>| path.as_deref().map(lasting).transpose();
         let backing = self.backing.as_deref().filter(|place| !device::is_store(place));
         let marks = Marks::of(self.log_drive(), backing);
+        // A store knows its size. With one in the file, a directory that is not mounted would be
+        // taken for a new store.
+        let in_store = self.backing.as_deref().is_some_and(device::is_store);
         Ok(Self {
+            size: self.size.filter(|_| !in_store),
             backing: drive(&self.backing)?,
             log: self.log_drive().map(lasting).transpose()?.or_else(|| self.log.clone()),
             spill: drive(&self.spill)?,

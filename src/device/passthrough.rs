@@ -15,7 +15,7 @@ use crate::BLOCK_SIZE;
 use crate::cache::Cached;
 use crate::error::{Context, Error, Result};
 use crate::log::Kept;
-use crate::media::{Access, Drive, DriveError, FileDrive, Memory};
+use crate::media::{Access, Action, Drive, DriveError, FileDrive, Memory};
 use crate::object::ObjectDrive;
 use crate::remedy;
 use crate::stats::drives::Role;
@@ -151,6 +151,11 @@ impl PassthroughVolume {
             all.take(STRIPES).map(|stripe| stripe as usize % STRIPES).collect();
         stripes.sort_unstable();
         stripes.into_iter().map(|stripe| self.stripes[stripe].read()).collect()
+    }
+
+    /// Refuses a request of a volume that has another owner by now.
+    fn refuse_over(&self, action: Action, at: u64) -> Result<(), DriveError> {
+        self.object.as_ref().map_or(Ok(()), |object| object.refuse_over(action, at))
     }
 
     /// Writes a part of a block, with its stripe locked exclusively.
@@ -298,14 +303,17 @@ impl Engine for PassthroughChannel {
     }
 
     fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), IoError> {
+        self.volume.refuse_over(Action::Read, offset)?;
         Ok(self.read_parts(offset, buf)?)
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), IoError> {
+        self.volume.refuse_over(Action::Write, offset)?;
         Ok(self.write_parts(offset, data)?)
     }
 
     fn zero(&mut self, offset: u64, len: u64, _keep: bool) -> Result<(), IoError> {
+        self.volume.refuse_over(Action::Zero, offset)?;
         Ok(self.zero_parts(offset, len)?)
     }
 

@@ -6,7 +6,7 @@
 //! Invariants: a file below `chain` never changes; before a method returns, its file and the name
 //! of it are synced.
 
-use super::store::{Failure, Store, Tag, Trouble};
+use super::store::{Failure, ROOT, Store, Tag, Trouble};
 use crate::error::{Context, Error, Result as Checked};
 use crate::private;
 use rapidhash::v3::{DEFAULT_RAPID_SECRETS, rapidhash_v3_micro_inline};
@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// Interval between tries to get the lock.
 const RETRY: Duration = Duration::from_millis(20);
+/// The age of a draft that no process works on any more.
+const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 /// What a directory has beside the root.
 const OURS: [&str; 6] = ["root", "chain", "beat", "lock", "tmp", "probe"];
 
@@ -33,10 +35,10 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// The store in `dir`, which is made if it is missing.
+    /// The store in `dir`, which may be missing: [`Store::prepare`] makes it.
     ///
     /// # Errors
-    /// It can't be made, or has something else.
+    /// The directory above is missing, or it has something else.
     pub fn open(dir: &Path) -> Checked<Self> {
         let what = || format!("cannot use {}", dir.display());
         match fs::read_dir(dir) {
@@ -54,15 +56,9 @@ impl Directory {
             }
             // The directory above is there, or is not mounted.
             Err(e) if e.kind() == ErrorKind::NotFound && dir.parent().is_some_and(Path::is_dir) => {
-                private::make_directory(dir).context(what())?;
-                sync_directory(dir.parent().unwrap_or(dir)).context(what())?;
             }
             Err(e) => return Err(e).context(what()),
         }
-        for sub in ["chain", "tmp", "probe"] {
-            private::make_directory(&dir.join(sub)).context(what())?;
-        }
-        sync_directory(dir).context(what())?;
         Ok(Self { dir: dir.to_owned() })
     }
 
@@ -82,6 +78,17 @@ impl Directory {
         });
         written.inspect_err(|_| drop(fs::remove_file(&path)))?;
         Ok(path)
+    }
+
+    /// Removes drafts of processes that died. Best effort: they only take space.
+    fn remove_drafts(&self) {
+        let Ok(now) = self.now() else { return };
+        for draft in fs::read_dir(self.dir.join("tmp")).into_iter().flatten().flatten() {
+            let made = draft.metadata().and_then(|meta| meta.modified());
+            if made.is_ok_and(|made| now.duration_since(made).is_ok_and(|age| age > ABANDONED)) {
+                let _ = fs::remove_file(draft.path());
+            }
+        }
     }
 
     /// Puts a draft in its place.
@@ -123,13 +130,12 @@ impl Directory {
     }
 
     fn read_failed(&self, key: &str, e: &io::Error) -> Failure {
-        if e.kind() == ErrorKind::NotFound {
-            // Without the directory nothing can be said of its files.
-            if self.dir.join("chain").is_dir() {
-                return Failure::Missing;
-            }
+        // Of a directory that is gone nothing can be said. One that is empty has no root.
+        let told = key == ROOT || self.dir.join("chain").is_dir();
+        match e.kind() {
+            ErrorKind::NotFound if told => Failure::Missing,
+            _ => self.failed("read", key, e),
         }
-        self.failed("read", key, e)
     }
 }
 
@@ -145,6 +151,16 @@ fn tag(content: &[u8]) -> Tag {
 impl Store for Directory {
     fn place(&self) -> String {
         format!("file://{}", self.dir.display())
+    }
+
+    fn prepare(&self) -> Checked<()> {
+        let what = || format!("cannot use {}", self.dir.display());
+        for dir in [&self.dir, &self.path("chain"), &self.path("tmp"), &self.path("probe")] {
+            private::make_directory(dir).context(what())?;
+            sync_directory(dir.parent().unwrap_or(dir)).context(what())?;
+        }
+        self.remove_drafts();
+        Ok(())
     }
 
     fn create(&self, key: &str, content: &[u8]) -> Result<(), Failure> {
@@ -219,10 +235,16 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
+    fn made(dir: &Path) -> Directory {
+        let store = Directory::open(dir).unwrap();
+        store.prepare().unwrap();
+        store
+    }
+
     #[test]
     fn of_many_that_create_one_key_one_succeeds() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Directory::open(&dir.path().join("v")).unwrap();
+        let store = made(&dir.path().join("v"));
         for slot in 0..20 {
             let key = format!("chain/{slot}");
             let made = std::thread::scope(|scope| {
@@ -244,7 +266,7 @@ mod tests {
     #[test]
     fn of_many_that_swap_one_tag_one_succeeds() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Directory::open(dir.path()).unwrap();
+        let store = made(dir.path());
         store.create("root", b"0").unwrap();
         for round in 1..20_u8 {
             let (_, before) = store.get("root").unwrap();
@@ -266,7 +288,7 @@ mod tests {
     #[test]
     fn a_part_of_an_object_ends_where_the_object_does() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Directory::open(dir.path()).unwrap();
+        let store = made(dir.path());
         store.put("beat", b"abcdef").unwrap();
         assert_eq!(store.get_range("beat", 2..4).unwrap(), b"cd");
         assert_eq!(store.get_range("beat", 4..9).unwrap(), b"ef");
@@ -278,13 +300,28 @@ mod tests {
     fn what_is_not_ours_is_refused_and_a_missing_directory_frees_no_slot() {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path().join("v");
-        let store = Directory::open(&at).unwrap();
+        let store = made(&at);
         fs::rename(&at, dir.path().join("away")).unwrap();
         assert!(matches!(store.get("chain/1"), Err(Failure::Other(_))));
+        assert_eq!(store.get(ROOT), Err(Failure::Missing));
         fs::create_dir(&at).unwrap();
         fs::write(at.join("letter.txt"), "dear").unwrap();
         let refused = Directory::open(&at).unwrap_err().to_string();
         assert!(refused.contains("holds something else (letter.txt)"), "{refused}");
         assert!(Directory::open(&dir.path().join("no/such")).is_err());
+    }
+
+    #[test]
+    fn drafts_of_the_dead_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = made(dir.path());
+        let drafts = [0, 2].map(|days| {
+            let draft = store.draft(&[7; 10]).unwrap();
+            let old = std::time::SystemTime::now() - days * ABANDONED;
+            File::options().write(true).open(&draft).unwrap().set_modified(old).unwrap();
+            draft
+        });
+        store.prepare().unwrap();
+        assert_eq!(drafts.map(|draft| draft.exists()), [true, false]);
     }
 }

@@ -10,7 +10,7 @@
 use super::format::{Seed, Session};
 use super::index::Place;
 use super::opening::Opened;
-use super::store::{Store, slot};
+use super::store::{Failure, Store, slot};
 use super::uploads::{Shared, UPLOADERS, upload};
 use super::window::{Had, Payload};
 use crate::BLOCK_SIZE;
@@ -77,6 +77,17 @@ impl ObjectDrive {
         Ok(Arc::new(Self { shared, waiting_max, algorithm, codecs, failures, threads }))
     }
 
+    /// Refuses all requests once the volume has another owner: what is here may be old.
+    ///
+    /// # Errors
+    /// It has.
+    pub fn refuse_over(&self, action: Action, at: u64) -> Result<(), DriveError> {
+        match self.shared.is_over() {
+            false => Ok(()),
+            true => Err(self.error(action, at, 0, rustix::io::Errno::STALE.raw_os_error())),
+        }
+    }
+
     /// Makes the volume larger.
     ///
     /// # Errors
@@ -113,7 +124,7 @@ impl ObjectDrive {
         let began = Instant::now();
         let mut state = self.shared.state.lock();
         loop {
-            if state.successor.is_some() {
+            if self.shared.is_over() {
                 drop(state);
                 return Err(self.error(action, at, len, rustix::io::Errno::STALE.raw_os_error()));
             }
@@ -174,19 +185,24 @@ impl ObjectDrive {
             .collect();
         let key = slot(begin.slot.into());
         let bytes = self.shared.store.get_range(&key, begin.at.into()..end).map_err(|failure| {
-            self.shared.note_failure(&failure);
+            match failure {
+                // An object that is gone is damage: the store works.
+                Failure::Missing => self.shared.note_damage(begin.slot.into(), begin.at),
+                _ => self.shared.note_failure(&failure),
+            }
             failed(super::uploads::errno(&failure))
         })?;
         let seed = Seed { volume: self.shared.volume, session: *session, slot: begin.slot.into() };
         self.codec(|codec| {
             for (i, place) in places.iter().enumerate() {
                 let from = (place.at - begin.at) as usize;
-                let payload = bytes.get(from..from + usize::from(place.len)).ok_or_else(damaged)?;
+                let payload = bytes.get(from..from + usize::from(place.len)).unwrap_or_default();
                 let fits = seed.payload(first + i as u64, place.coding, payload) == place.check;
                 if !fits || !codec.decode(place.coding, payload, &mut out[i]) {
-                    self.shared.note_damage(place.slot.into());
+                    self.shared.note_damage(place.slot.into(), place.at);
                     return Err(damaged());
                 }
+                self.shared.note_whole(place.slot.into(), place.at);
             }
             Ok(places.len())
         })

@@ -2,7 +2,9 @@
 //!
 //! Invariant: a store that fails is asked again, for [`PATIENCE`]; damage is never passed over.
 
-use super::format::{Damage, HEAD, Identity, Object, Root, Seed, Session, fence, table_end};
+use super::format::{
+    Damage, HEAD, Identity, OWNER_MAX, Object, Root, Seed, Session, fence, table_end,
+};
 use super::index::Index;
 use super::probe::probe;
 use super::store::{BEAT, Failure, ROOT, Store, slot};
@@ -122,6 +124,7 @@ pub fn open(store: &Arc<dyn Store>, wanted: &Wanted<'_>, progress: &dyn Fn(u64))
         .hint("leave out size"));
     }
     refuse_alive(store, &found, wanted)?;
+    store.prepare()?;
     let opened = take_over(store, &found.volume, wanted.owner, progress)?;
     // The next daemon looks at its age; a sign that is missing only makes the owner look dead.
     let _ = store.put(BEAT, wanted.owner.as_bytes());
@@ -159,7 +162,8 @@ fn vanished(store: &dyn Store) -> Error {
 
 /// Refuses a volume whose owner has given a sign lately.
 fn refuse_alive(store: &dyn Store, root: &Root, wanted: &Wanted<'_>) -> Result<()> {
-    if wanted.force || root.ended || root.owner == wanted.owner {
+    let name = &wanted.owner[..wanted.owner.floor_char_boundary(OWNER_MAX)];
+    if wanted.force || root.ended || root.owner == name {
         return Ok(());
     }
     match patiently(|| store.age(BEAT)) {

@@ -19,6 +19,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// # Errors
 /// The store lacks something, or two of them succeeded.
 pub fn probe(store: &dyn Store) -> Result<()> {
+    store.prepare()?;
     for race in 0..RACES {
         let key = format!("probe/{race}");
         let raced = patiently(|| {
@@ -133,6 +134,10 @@ mod tests {
     impl Store for Bad {
         fn place(&self) -> String {
             "bad://".into()
+        }
+
+        fn prepare(&self) -> Result<()> {
+            Ok(())
         }
 
         fn create(&self, key: &str, content: &[u8]) -> std::result::Result<(), Failure> {

@@ -4,6 +4,7 @@
 //! was created or swapped survives a loss of power, and is read by all from then on; a key has its
 //! object, or none: never a part of it.
 
+use crate::error::Result as Checked;
 use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
@@ -51,6 +52,12 @@ impl fmt::Display for Trouble {
 pub trait Store: Send + Sync {
     /// Where it is, for users.
     fn place(&self) -> String;
+
+    /// Makes what objects need, before the first of them.
+    ///
+    /// # Errors
+    /// It can't be made.
+    fn prepare(&self) -> Checked<()>;
 
     /// Makes an object.
     fn create(&self, key: &str, content: &[u8]) -> Result<(), Failure>;

@@ -60,7 +60,6 @@ pub struct State {
     pub failing: Option<(Trouble, Instant)>,
     /// The next owner, in words.
     pub successor: Option<String>,
-    damaged: Option<u64>,
 }
 
 impl State {
@@ -99,8 +98,17 @@ pub struct Shared {
     /// Notified with each change of the state.
     pub changed: Condvar,
     stop: AtomicBool,
+    /// Whether there is a successor.
+    over: AtomicBool,
+    /// Slot and offset of a payload that is damaged ([`mark`]); 0: none, a head is there.
+    damaged: AtomicU64,
     sent_objects: AtomicU64,
     sent_bytes: AtomicU64,
+}
+
+/// A place in the store as one number: slots are less than 2³².
+fn mark(slot: u64, at: u32) -> u64 {
+    slot << 32 | u64::from(at)
 }
 
 /// The error number of a failure.
@@ -136,7 +144,6 @@ impl Shared {
             issuer: Issuer::new(owned.next),
             failing: None,
             successor: None,
-            damaged: None,
         };
         Self {
             store,
@@ -148,6 +155,8 @@ impl Shared {
             state: Mutex::new(state),
             changed: Condvar::new(),
             stop: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            damaged: AtomicU64::new(0),
             sent_objects: AtomicU64::new(0),
             sent_bytes: AtomicU64::new(0),
         }
@@ -242,13 +251,14 @@ impl Shared {
 
     /// Counters, now.
     pub fn stats(&self) -> ObjectStats {
+        let damaged = self.damaged.load(Ordering::Relaxed);
         let state = self.state.lock();
         ObjectStats {
             place: self.store.place(),
             owner: self.owner.clone(),
             successor: state.successor.clone(),
             trouble: state.failing.as_ref().map(|(trouble, _)| trouble.text.clone()),
-            damaged_object: state.damaged.map(slot),
+            damaged_object: Some(damaged >> 32).filter(|_| damaged != 0).map(slot),
             next_slot: state.issuer.next(),
             blocks: state.index.blocks(),
             live_bytes: state.index.live_bytes(),
@@ -273,9 +283,21 @@ impl Shared {
         state.failing = Some((trouble, since));
     }
 
-    /// Notes that the object in `slot` is damaged.
-    pub fn note_damage(&self, slot: u64) {
-        self.state.lock().damaged = Some(slot);
+    /// Notes that what is at `at` in the object in `slot` is damaged.
+    pub fn note_damage(&self, slot: u64, at: u32) {
+        self.damaged.store(mark(slot, at), Ordering::Relaxed);
+    }
+
+    /// Notes that it is whole: the object may have been restored.
+    pub fn note_whole(&self, slot: u64, at: u32) {
+        if self.damaged.load(Ordering::Relaxed) == mark(slot, at) {
+            self.damaged.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the volume has another owner.
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
     }
 
     /// The next part to send; `None` while there is none, or too many are under way.
@@ -329,7 +351,7 @@ impl Shared {
             Ok(Taken::Ours) => return Ok(true),
             Ok(Taken::Fence(_)) => self.find_successor(),
             Ok(Taken::Other) | Err(_) => {
-                self.note_damage(job.slot);
+                self.note_damage(job.slot, 0);
                 self.succeeded("an owner that does not keep to the protocol".into());
             }
         }
@@ -357,6 +379,7 @@ impl Shared {
 
     fn succeeded(&self, by: String) {
         self.state.lock().successor.get_or_insert(by);
+        self.over.store(true, Ordering::Release);
         self.changed.notify_all();
     }
 

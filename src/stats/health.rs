@@ -89,7 +89,7 @@ fn of_store(store: &ObjectStats) -> Option<Trouble> {
         return Some(Trouble::new(Health::Failed, About::Store, text));
     }
     if let Some(object) = damaged_object {
-        let text = format!("{place}/{object} is damaged");
+        let text = format!("{place}/{object} is damaged or gone");
         return Some(Trouble::new(Health::Degraded, About::Store, text));
     }
     let text =
