@@ -11,7 +11,7 @@ use super::format::{Seed, Session};
 use super::index::Place;
 use super::opening::Opened;
 use super::store::{Failure, Store, slot};
-use super::uploads::{Shared, UPLOADERS, upload};
+use super::uploads::{Shared, State, UPLOADERS, upload};
 use super::window::{Had, Payload};
 use crate::BLOCK_SIZE;
 use crate::codec::{Algorithm, Codec, Coding, Encoded};
@@ -119,7 +119,7 @@ impl ObjectDrive {
     fn wait(
         &self,
         (action, at, len): (Action, u64, usize),
-        ready: impl Fn(&super::uploads::State) -> bool,
+        ready: impl Fn(&State) -> bool,
     ) -> Result<(), DriveError> {
         let began = Instant::now();
         let mut state = self.shared.state.lock();
@@ -150,7 +150,7 @@ impl ObjectDrive {
             Some(Had::Payload(payload)) => Source::Memory(payload),
             Some(Had::Zeros) => Source::Zeros,
             None => match state.index.get(block) {
-                Some(place) => Source::Store(place, state.sessions.of(place.slot.into())),
+                Some(place) => Source::Store(place, state.sessions.of(place.slot())),
                 None => Source::Zeros,
             },
         };
@@ -168,14 +168,15 @@ impl ObjectDrive {
         let failed = |errno| self.error(Action::Read, at, BLOCK_SIZE, errno);
         let damaged = || failed(rustix::io::Errno::IO.raw_os_error());
         let Some(Source::Store(begin, session)) = run.first() else { return Ok(0) };
-        let mut end = u64::from(begin.at);
+        let start = u64::from(begin.offset());
+        let mut end = start;
         let places: Vec<Place> = run
             .iter()
             .map_while(|source| match source {
                 Source::Store(place, _)
-                    if place.slot == begin.slot
-                        && u64::from(place.at) == end
-                        && end + u64::from(place.len) <= u64::from(begin.at) + READ_MAX =>
+                    if place.slot() == begin.slot()
+                        && u64::from(place.offset()) == end
+                        && end + u64::from(place.len) <= start + READ_MAX =>
                 {
                     end += u64::from(place.len);
                     Some(*place)
@@ -183,29 +184,37 @@ impl ObjectDrive {
                 _ => None,
             })
             .collect();
-        let key = slot(begin.slot.into());
-        let bytes = self.shared.store.get_range(&key, begin.at.into()..end).map_err(|failure| {
+        let key = slot(begin.slot());
+        let bytes = self.shared.store.get_range(&key, start..end).map_err(|failure| {
             match failure {
                 // An object that is gone is damage: the store works.
-                Failure::Missing => self.shared.note_damage(begin.slot.into(), begin.at),
+                Failure::Missing => self.shared.note_damage(begin.number()),
                 _ => self.shared.note_failure(&failure),
             }
             failed(super::uploads::errno(&failure))
         })?;
-        let seed = Seed { volume: self.shared.volume, session: *session, slot: begin.slot.into() };
+        let seed = Seed { volume: self.shared.volume, session: *session, slot: begin.slot() };
         self.codec(|codec| {
             for (i, place) in places.iter().enumerate() {
-                let from = (place.at - begin.at) as usize;
+                let from = (place.offset() - begin.offset()) as usize;
                 let payload = bytes.get(from..from + usize::from(place.len)).unwrap_or_default();
                 let fits = seed.payload(first + i as u64, place.coding, payload) == place.check;
                 if !fits || !codec.decode(place.coding, payload, &mut out[i]) {
-                    self.shared.note_damage(place.slot.into(), place.at);
+                    self.shared.note_damage(place.number());
                     return Err(damaged());
                 }
-                self.shared.note_whole(place.slot.into(), place.at);
+                self.shared.note_whole(place.number());
             }
             Ok(places.len())
         })
+    }
+
+    /// Something was added to the open window.
+    fn written(&self, state: &mut State) {
+        self.shared.opened(state);
+        if state.open.bytes() >= self.waiting_max / 2 {
+            self.shared.seal(state);
+        }
     }
 
     fn encode(&self, blocks: &[[u8; BLOCK_SIZE]]) -> Vec<Option<Payload>> {
@@ -270,17 +279,15 @@ impl Drive for ObjectDrive {
                 None => state.open.zero(block..block + 1),
             }
         }
-        self.shared.opened(&mut state);
-        if state.open.bytes() >= self.waiting_max / 2 {
-            self.shared.seal(&mut state);
-        }
+        self.written(&mut state);
         Ok(())
     }
 
     fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {
+        self.wait((Action::Zero, at, 0), |state| state.waiting_bytes() < self.waiting_max)?;
         let mut state = self.shared.state.lock();
         state.open.zero(at / BLOCK..(at + len) / BLOCK);
-        self.shared.opened(&mut state);
+        self.written(&mut state);
         Ok(())
     }
 
@@ -304,7 +311,8 @@ impl Drive for ObjectDrive {
             let _ = thread.join(); // it returns nothing
         }
         flushed?;
-        self.shared.give_up().map_err(|errno| self.error(Action::Flush, 0, 0, errno))
+        self.shared.give_up();
+        Ok(())
     }
 }
 

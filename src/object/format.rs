@@ -23,6 +23,13 @@ pub const ROOT: usize = 512;
 pub const OWNER_MAX: usize = 256;
 /// Most entries of a part.
 pub const ENTRIES_MAX: usize = 1 << 16;
+/// Most bytes of payloads in a part.
+pub const PAYLOADS_MAX: usize = 8 << 20;
+/// Bits of an offset in an object.
+pub const OFFSET_BITS: u32 = 24;
+/// Slots of a chain.
+pub const SLOTS_MAX: u64 = 1 << 40;
+const _: () = assert!(HEAD + ENTRIES_MAX * ENTRY + PAYLOADS_MAX <= 1 << OFFSET_BITS);
 /// Slots that an owner may have issued beyond the first one that is not durable; a fence continues
 /// the chain at its own slot plus this. Few for the simulator, which then meets the end often.
 pub const WIDTH: u64 = if cfg!(sim) { 2 } else { 16 };
@@ -267,7 +274,10 @@ pub fn decode(bytes: &[u8], volume: &Identity, slot: u64) -> Result<Object, Dama
         KIND_FENCE => Ok(Object::Fence { session }),
         KIND_PART if get4(bytes, TABLE_CRC_AT) == found.check(u64::MAX, table) => {
             let entries = table.as_chunks::<ENTRY>().0.iter().map(Entry::decode);
-            let entries = entries.collect::<Option<_>>().ok_or(Damage::Damaged)?;
+            let entries: Vec<Entry> = entries.collect::<Option<_>>().ok_or(Damage::Damaged)?;
+            if bytes_of(&entries) > PAYLOADS_MAX || get4(bytes, 12) as usize > ENTRIES_MAX {
+                return Err(Damage::Damaged);
+            }
             let number = get8(bytes, 56);
             let (window, commits) = (number >> 16, bytes[11] & COMMITS != 0);
             let before = get4(bytes, BEFORE_AT);
@@ -372,6 +382,15 @@ pub fn payloads(entries: &[Entry]) -> impl Iterator<Item = (&Entry, Range<u32>)>
         at += len;
         (entry, at - len..at)
     })
+}
+
+/// Bytes of the payloads of entries.
+fn bytes_of(entries: &[Entry]) -> usize {
+    let len = |entry: &Entry| match entry {
+        Entry::Block { len, .. } => usize::from(*len),
+        Entry::Zeros { .. } => 0,
+    };
+    entries.iter().map(len).sum()
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {

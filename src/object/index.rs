@@ -2,7 +2,7 @@
 //!
 //! Invariant: the index is that of the windows that were applied, in their order.
 
-use super::format::{Entry, payloads};
+use super::format::{Entry, OFFSET_BITS, SLOTS_MAX, payloads};
 use crate::codec::Coding;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,16 +15,39 @@ const LEAF_BYTES: u64 = LEAF * size_of::<Option<Place>>() as u64;
 /// Where a block's payload is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The slot of the object.
-    pub slot: u32,
-    /// The first byte in the object.
-    pub at: u32,
+    /// Slot and offset; see [`place`].
+    at: u64,
     /// The payload's check word.
     pub check: u32,
     /// Bytes.
     pub len: u16,
     /// How it is coded.
     pub coding: Coding,
+}
+
+const _: () = assert!(size_of::<Option<Place>>() == 16);
+
+/// A slot and an offset in its object, as one number.
+pub fn place(slot: u64, offset: u32) -> u64 {
+    debug_assert!(slot < SLOTS_MAX && offset < 1 << OFFSET_BITS);
+    slot << OFFSET_BITS | u64::from(offset)
+}
+
+impl Place {
+    /// The slot of the object.
+    pub fn slot(&self) -> u64 {
+        self.at >> OFFSET_BITS
+    }
+
+    /// The first byte in the object.
+    pub fn offset(&self) -> u32 {
+        self.at as u32 & ((1 << OFFSET_BITS) - 1)
+    }
+
+    /// Both, as [`place`] has them.
+    pub fn number(&self) -> u64 {
+        self.at
+    }
 }
 
 /// See the module.
@@ -49,9 +72,9 @@ impl Index {
                 match *entry {
                     Entry::Zeros { first, count } => self.zero(first..first + u64::from(count)),
                     Entry::Block { block, coding, len, check } => {
-                        let (slot, at) = (*slot as u32, bytes.start);
+                        let at = place(*slot, bytes.start);
                         self.stored_bytes += u64::from(len);
-                        self.set(block, Place { slot, at, check, len, coding });
+                        self.set(block, Place { at, check, len, coding });
                     }
                 }
             }
@@ -122,12 +145,12 @@ mod tests {
         let mut index = Index::default();
         index.apply(&[(16, vec![block(5, 100), block(600, 50), block(1 << 32, 7)])]);
         let place = index.get(600).unwrap();
-        assert_eq!((place.slot, place.at, place.len), (16, 80 + 3 * 16 + 100, 50));
+        assert_eq!((place.slot(), place.offset(), place.len), (16, 80 + 3 * 16 + 100, 50));
         assert_eq!((index.blocks(), index.live_bytes(), index.stored_bytes()), (3, 157, 157));
         let zeros = Entry::Zeros { first: 6, count: u32::MAX };
         index.apply(&[(17, vec![zeros, block(700, 9)]), (18, vec![block(5, 200)])]);
-        assert_eq!((index.get(600), index.get(1 << 32).map(|p| p.slot)), (None, None));
-        assert_eq!(index.get(5).map(|p| (p.slot, p.len)), Some((18, 200)));
+        assert_eq!((index.get(600), index.get(1 << 32).map(|p| p.slot())), (None, None));
+        assert_eq!(index.get(5).map(|p| (p.slot(), p.len)), Some((18, 200)));
         assert_eq!((index.blocks(), index.live_bytes(), index.stored_bytes()), (2, 209, 366));
         assert_eq!(index.memory_bytes(), 2 * LEAF_BYTES);
         index.apply(&[(19, vec![Entry::Zeros { first: 0, count: 1024 }])]);

@@ -4,7 +4,7 @@
 //! not durable, so that no object of an owner lies where the chain continues behind a fence; a slot
 //! is durable when its object was created, and all before it.
 
-use super::format::{Object, Session, WIDTH};
+use super::format::{Object, SLOTS_MAX, Session, WIDTH};
 use super::planted::{Bug, on};
 use std::collections::BTreeSet;
 
@@ -28,7 +28,7 @@ impl Issuer {
     pub fn issue(&mut self) -> Option<u64> {
         let most = self.durable + WIDTH + u64::from(on(Bug::OneAhead));
         let slot = self.next;
-        (slot < most).then(|| {
+        (slot < most.min(SLOTS_MAX)).then(|| {
             self.next += 1;
             slot
         })

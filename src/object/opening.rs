@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// How long a store that fails is asked again.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Pause before it is asked again.
-const RETRY: Duration = Duration::from_millis(200);
+const RETRY: Duration = Duration::from_millis(50);
 /// Bytes that are read of an object at first: most tables are in them.
 const GLANCE: u64 = 64 << 10;
 /// How long after its last sign an owner counts as alive.

@@ -12,7 +12,7 @@ const RACERS: u8 = 8;
 const RACES: u32 = 5;
 /// How often a race is tried whose requests fail, and the pause between.
 const TRIES: u32 = 5;
-const PAUSE: Duration = Duration::from_millis(100);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Races writers for objects below `probe`, and reads what they left.
 ///

@@ -4,8 +4,8 @@
 //! sent again only with the same content; a drive that has a successor sends nothing more.
 
 use super::Root;
-use super::format::{Identity, Object, Part, Seed, Session, check_of, part};
-use super::index::Index;
+use super::format::{Identity, OFFSET_BITS, Object, Part, Seed, Session, check_of, part};
+use super::index::{Index, place};
 use super::issuer::{Issuer, Taken, judge};
 use super::opening::{Opened, Sessions, look};
 use super::store::{BEAT, Failure, ROOT, Store, Trouble, slot};
@@ -27,7 +27,7 @@ const AGE: Duration = Duration::from_secs(5);
 /// Interval between signs of life, and looks at the root.
 const BEATS: Duration = Duration::from_secs(10);
 /// Shortest and longest pause before a store that fails is asked again.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(5));
 /// Longest wait before a look at what has changed.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -100,15 +100,10 @@ pub struct Shared {
     stop: AtomicBool,
     /// Whether there is a successor.
     over: AtomicBool,
-    /// Slot and offset of a payload that is damaged ([`mark`]); 0: none, a head is there.
+    /// The [`place`] of a payload that is damaged; 0: none, a head is there.
     damaged: AtomicU64,
     sent_objects: AtomicU64,
     sent_bytes: AtomicU64,
-}
-
-/// A place in the store as one number: slots are less than 2³².
-fn mark(slot: u64, at: u32) -> u64 {
-    slot << 32 | u64::from(at)
 }
 
 /// The error number of a failure.
@@ -198,15 +193,11 @@ impl Shared {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Tells the store that this owner has ended.
-    pub fn give_up(&self) -> Result<(), i32> {
-        if self.state.lock().successor.is_some() {
-            return Ok(());
-        }
-        match self.swap(|root| Root { ended: true, ..root }) {
-            // Another owner has it by now.
-            Ok(()) | Err(Failure::Changed) => Ok(()),
-            Err(failure) => Err(errno(&failure)),
+    /// Tells the store that this owner has ended. Best effort: without it, the next owner waits
+    /// until there were no signs of life for a while.
+    pub fn give_up(&self) {
+        if !self.is_over() {
+            let _ = self.swap(|root| Root { ended: true, ..root });
         }
     }
 
@@ -226,7 +217,10 @@ impl Shared {
                 Ok(())
             }
             Err(failure) => {
-                self.note_failure(&failure);
+                match failure {
+                    Failure::Changed => self.find_successor(),
+                    _ => self.note_failure(&failure),
+                }
                 let place = self.store.place();
                 Err(Error::failure(format!("cannot change the size in {place}: {failure}")))
             }
@@ -258,7 +252,7 @@ impl Shared {
             owner: self.owner.clone(),
             successor: state.successor.clone(),
             trouble: state.failing.as_ref().map(|(trouble, _)| trouble.text.clone()),
-            damaged_object: Some(damaged >> 32).filter(|_| damaged != 0).map(slot),
+            damaged_object: Some(damaged >> OFFSET_BITS).filter(|_| damaged != 0).map(slot),
             next_slot: state.issuer.next(),
             blocks: state.index.blocks(),
             live_bytes: state.index.live_bytes(),
@@ -283,14 +277,14 @@ impl Shared {
         state.failing = Some((trouble, since));
     }
 
-    /// Notes that what is at `at` in the object in `slot` is damaged.
-    pub fn note_damage(&self, slot: u64, at: u32) {
-        self.damaged.store(mark(slot, at), Ordering::Relaxed);
+    /// Notes that what is at a [`place`] is damaged.
+    pub fn note_damage(&self, place: u64) {
+        self.damaged.store(place, Ordering::Relaxed);
     }
 
     /// Notes that it is whole: the object may have been restored.
-    pub fn note_whole(&self, slot: u64, at: u32) {
-        if self.damaged.load(Ordering::Relaxed) == mark(slot, at) {
+    pub fn note_whole(&self, place: u64) {
+        if self.damaged.load(Ordering::Relaxed) == place {
             self.damaged.store(0, Ordering::Relaxed);
         }
     }
@@ -351,7 +345,7 @@ impl Shared {
             Ok(Taken::Ours) => return Ok(true),
             Ok(Taken::Fence(_)) => self.find_successor(),
             Ok(Taken::Other) | Err(_) => {
-                self.note_damage(job.slot, 0);
+                self.note_damage(place(job.slot, 0));
                 self.succeeded("an owner that does not keep to the protocol".into());
             }
         }

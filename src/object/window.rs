@@ -2,15 +2,13 @@
 //!
 //! Invariant: of a block, the last write or zeroing counts.
 
-use super::format::{ENTRIES_MAX, Entry, Seed};
+use super::format::{ENTRIES_MAX, Entry, PAYLOADS_MAX, Seed};
 use crate::codec::Coding;
 use crate::intervals::Intervals;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Most bytes of payloads in a part.
-pub const PART: usize = 8 << 20;
 /// Bytes that a block in a window takes beside its payload.
 const BESIDE: usize = 64;
 /// Blocks that one entry of zeros can name.
@@ -129,7 +127,7 @@ pub struct Draft {
 
 impl Draft {
     fn has_room(&self, item: &Item) -> bool {
-        self.bytes + item.len() <= PART && self.items.len() < ENTRIES_MAX
+        self.bytes + item.len() <= PAYLOADS_MAX && self.items.len() < ENTRIES_MAX
     }
 
     /// Its entries and payloads, as an object of this seed has them.
@@ -192,7 +190,7 @@ mod tests {
         assert_eq!(entries[1], Entry::Zeros { first: u64::from(u32::MAX), count: u32::MAX });
         assert!(matches!(entries[2], Entry::Zeros { count: 2, .. }));
         assert!(matches!(entries[3], Entry::Block { block: 0, len: 4096, .. }));
-        assert_eq!(payloads.len(), PART);
+        assert_eq!(payloads.len(), PAYLOADS_MAX);
         let count: usize = parts.iter().map(|part| part.encode(&seed).0.len()).sum();
         assert_eq!(count, 3003);
     }
