@@ -238,7 +238,7 @@ fn follow(steps: &[Step], random: u64, rarity: u64) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]
     fn an_owner_has_what_was_flushed_and_a_state_that_was(
         steps in proptest::collection::vec(step(), 1..30),

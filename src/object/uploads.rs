@@ -186,6 +186,8 @@ impl Shared {
     /// Ends the threads.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
+        // A thread that has just looked waits by now, and is woken.
+        drop(self.state.lock());
         self.changed.notify_all();
     }
 
