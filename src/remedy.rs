@@ -205,9 +205,9 @@ remedies! {
     );
     /// A volume in a store whose owner was alive a moment ago.
     OBJECT_IN_USE = Remedy::or(
-        "take it down there (`ztier down`), or wait until it has been silent for 30 s",
-        "take it down there (`ztier down`), or wait until it has been silent for 30 s; only if it is \
-         dead for certain, --force (what it had not sent is lost)",
+        "take it down there (`ztier down NAME`), or wait until it has been silent for 30 s",
+        "take it down there (`ztier down NAME`), or wait until it has been silent for 30 s; only if \
+         it is dead for certain, --force (what it had not sent is lost)",
         Loses::Unsent,
     );
     /// A drive that overlaps with a backing store whose log holds data.
