@@ -417,6 +417,22 @@ fn stores_are_read_as_the_format_says_now_and_later() {
 }
 
 #[test]
+fn a_root_that_is_gone_makes_no_new_volume() {
+    let stored = Stored::new();
+    stored.up(0, &["--size", "1G"]).ok();
+    write(&mut stored.disk(0), 0..10, 1);
+    stored.hosts[0].ztier(&["down", "vol"]).ok();
+    let (root, away) = (stored.dir.join("root"), stored.dir.with_extension("root"));
+    fs::rename(&root, &away).unwrap();
+    let gone = "root is gone, and the volume's objects are there; restore it from a copy";
+    stored.up(0, &["--size", "1G"]).refused(5, &[gone]);
+    assert!(!root.exists());
+    fs::rename(&away, &root).unwrap();
+    stored.up(0, &[]).ok();
+    check(&mut stored.disk(0), 0..10, 1);
+}
+
+#[test]
 fn a_volume_grows() {
     let stored = Stored::new();
     stored.up(0, &["--size", "1G"]).ok();
@@ -434,6 +450,15 @@ fn a_volume_grows() {
     stored.up(0, &["--force"]).ok();
     stored.hosts[1].ztier(&["set", "vol", "size=3T"]).refused(1, &["cannot change the size in"]);
     assert_eq!(stored.disk(0).size, 2 << 40);
+    // A daemon that died knows a size of before; the store knows better.
+    stored.hosts[0].kill("vol");
+    stored.hosts[1].ztier(&["down", "vol", "--discard"]).ok();
+    stored.up(1, &["--force"]).ok();
+    stored.hosts[1].ztier(&["set", "vol", "size=4T"]).ok();
+    stored.hosts[1].ztier(&["down", "vol"]).ok();
+    stored.hosts[0].ztier(&["restart", "vol"]).ok();
+    assert_eq!(stored.disk(0).size, 4 << 40);
+    assert_eq!(stored.hosts[0].status("vol")["size_bytes"], 4_u64 << 40);
 }
 
 #[test]

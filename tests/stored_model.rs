@@ -30,8 +30,8 @@ struct Faults {
     random: u64,
     /// One request in this many fails; 0: none does.
     rarity: u64,
-    /// Creations that failed, and are carried out later.
-    late: VecDeque<(String, Vec<u8>)>,
+    /// Creations and, with a tag, swaps that failed, and are carried out later.
+    late: VecDeque<(String, Vec<u8>, Option<Tag>)>,
 }
 
 enum Fault {
@@ -57,8 +57,11 @@ impl Flaky {
             state.random % end
         };
         let (which, late) = (next(1 << 20), next(4) == 0);
-        if late && let Some((key, content)) = state.late.pop_front() {
-            let _ = self.store.create(&key, &content);
+        if late && let Some((key, content, before)) = state.late.pop_front() {
+            let _ = match before {
+                None => self.store.create(&key, &content),
+                Some(before) => self.store.swap(&key, &content, &before).map(drop),
+            };
         }
         match (state.rarity > 0 && which.is_multiple_of(state.rarity.max(1)), which / 7 % 3) {
             (false, _) => Fault::None,
@@ -97,7 +100,7 @@ impl Store for Flaky {
             Fault::Before => Err(lost()),
             Fault::After => self.store.create(key, content).and(Err(lost())),
             Fault::Late => {
-                self.state.lock().late.push_back((key.to_owned(), content.to_vec()));
+                self.state.lock().late.push_back((key.to_owned(), content.to_vec(), None));
                 Err(lost())
             }
         }
@@ -112,7 +115,16 @@ impl Store for Flaky {
     }
 
     fn swap(&self, key: &str, content: &[u8], before: &Tag) -> Result<Tag, Failure> {
-        self.with(|| self.store.swap(key, content, before))
+        match self.fault() {
+            Fault::None => self.store.swap(key, content, before),
+            Fault::Before => Err(lost()),
+            Fault::After => self.store.swap(key, content, before).and(Err(lost())),
+            Fault::Late => {
+                let late = (key.to_owned(), content.to_vec(), Some(before.clone()));
+                self.state.lock().late.push_back(late);
+                Err(lost())
+            }
+        }
     }
 
     fn put(&self, key: &str, content: &[u8]) -> Result<(), Failure> {
@@ -234,6 +246,28 @@ fn follow(steps: &[Step], random: u64, rarity: u64) {
             possible.push(now);
         }
         assert!(read(&drive) == *possible.last().unwrap(), "after {step:?}");
+    }
+}
+
+/// A change of the root whose answer is lost, or that is carried out late, is this owner's own: it
+/// has no successor by that.
+#[test]
+fn an_owner_is_not_put_off_by_its_own_late_requests() {
+    for random in 1..6 {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(Flaky::new(Directory::open(dir.path()).unwrap(), random * 77));
+        let drive = owner(&store);
+        store.state.lock().rarity = 2;
+        for n in 1..60 {
+            // It may fail, and may have been done all the same.
+            let _ = drive.grow(SIZE + n * BLOCK as u64);
+        }
+        store.state.lock().rarity = 0;
+        drive.grow(SIZE + 60 * BLOCK as u64).unwrap();
+        assert_eq!((drive.size(), drive.stats().successor), (SIZE + 60 * BLOCK as u64, None));
+        drive.write(0, &[1; BLOCK]).unwrap();
+        drive.close().unwrap();
+        assert_eq!(owner(&store).size(), SIZE + 60 * BLOCK as u64);
     }
 }
 

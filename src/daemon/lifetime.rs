@@ -199,6 +199,8 @@ impl Bringing<'_> {
         notes.extend(said);
         plan.made(accepted);
         plan.sector_bytes = Some(making::sector(&plan, &*volume)?);
+        // A store's volume may have been made larger by another owner.
+        plan.size_bytes = volume.size();
         swapping::watch(&plan, events.clone());
         // Before anything can be written to the memory.
         let holder = MemoryHolder::start(kept, files.keep.clone())?;

@@ -11,14 +11,14 @@ use super::format::{Seed, Session};
 use super::index::Place;
 use super::opening::Opened;
 use super::store::{Failure, Store, slot};
-use super::uploads::{Shared, State, UPLOADERS, upload};
+use super::uploads::{Shared, State, UPLOADERS, beat, upload};
 use super::window::{Had, Payload};
 use crate::BLOCK_SIZE;
 use crate::codec::{Algorithm, Codec, Coding, Encoded};
 use crate::error::{Context, Result as Checked};
 use crate::media::{Action, Drive, DriveError, Failures};
 use crate::stats::ObjectStats;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -67,10 +67,13 @@ impl ObjectDrive {
         let failures = Failures::new(Path::new(&store.place()));
         let shared = Arc::new(Shared::new(store, opened, owner.to_owned()));
         let mut threads = Vec::new();
-        for number in 0..UPLOADERS {
+        for number in 0..=UPLOADERS {
             let shared = Arc::clone(&shared);
-            let work = move || upload(&shared, number == 0);
-            let thread = std::thread::Builder::new().name("ztier-upload".into()).spawn(work);
+            let (name, work): (_, fn(&Shared)) = match number {
+                0 => ("ztier-beat", beat),
+                _ => ("ztier-upload", upload),
+            };
+            let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&shared));
             threads.push(thread.context("cannot start a thread")?);
         }
         let (codecs, threads) = (Mutex::default(), Mutex::new(threads));
@@ -120,7 +123,7 @@ impl ObjectDrive {
         &self,
         (action, at, len): (Action, u64, usize),
         ready: impl Fn(&State) -> bool,
-    ) -> Result<(), DriveError> {
+    ) -> Result<MutexGuard<'_, State>, DriveError> {
         let began = Instant::now();
         let mut state = self.shared.state.lock();
         loop {
@@ -129,7 +132,7 @@ impl ObjectDrive {
                 return Err(self.error(action, at, len, rustix::io::Errno::STALE.raw_os_error()));
             }
             if ready(&state) {
-                return Ok(());
+                return Ok(state);
             }
             let failing =
                 state.failing.as_ref().filter(|(_, since)| began.max(*since).elapsed() >= PATIENCE);
@@ -139,6 +142,11 @@ impl ObjectDrive {
             }
             self.shared.changed.wait_for(&mut state, LOOK);
         }
+    }
+
+    /// Waits until there is room for more writes.
+    fn room(&self, request: (Action, u64, usize)) -> Result<MutexGuard<'_, State>, DriveError> {
+        self.wait(request, |state| state.waiting_bytes() < self.waiting_max)
     }
 
     /// Where each of `count` blocks from `first` on comes from.
@@ -269,10 +277,7 @@ impl Drive for ObjectDrive {
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
         let (blocks, _) = data.as_chunks::<BLOCK_SIZE>();
         let payloads = self.encode(blocks);
-        self.wait((Action::Write, at, data.len()), |state| {
-            state.waiting_bytes() < self.waiting_max
-        })?;
-        let mut state = self.shared.state.lock();
+        let mut state = self.room((Action::Write, at, data.len()))?;
         for (block, payload) in (at / BLOCK..).zip(payloads) {
             match payload {
                 Some(payload) => state.open.write(block, payload),
@@ -284,8 +289,7 @@ impl Drive for ObjectDrive {
     }
 
     fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {
-        self.wait((Action::Zero, at, 0), |state| state.waiting_bytes() < self.waiting_max)?;
-        let mut state = self.shared.state.lock();
+        let mut state = self.room((Action::Zero, at, 0))?;
         state.open.zero(at / BLOCK..(at + len) / BLOCK);
         self.written(&mut state);
         Ok(())
@@ -301,7 +305,7 @@ impl Drive for ObjectDrive {
             self.shared.seal(&mut state);
             state.sealed_windows
         };
-        self.wait((Action::Flush, 0, 0), |state| state.committed_windows >= last)
+        self.wait((Action::Flush, 0, 0), |state| state.committed_windows >= last).map(drop)
     }
 
     fn close(&self) -> Result<(), DriveError> {

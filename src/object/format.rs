@@ -137,6 +137,14 @@ const ZEROS: u8 = 255;
 const NONE: u8 = 254;
 
 impl Entry {
+    /// Bytes of its payload.
+    fn payload_len(&self) -> u16 {
+        match self {
+            Self::Block { len, .. } => *len,
+            Self::Zeros { .. } => 0,
+        }
+    }
+
     fn encode(&self, out: &mut Vec<u8>) {
         let (block, len, code, word) = match *self {
             Self::Block { block, coding, len, check } => (block, len, code(coding), check),
@@ -275,7 +283,9 @@ pub fn decode(bytes: &[u8], volume: &Identity, slot: u64) -> Result<Object, Dama
         KIND_PART if get4(bytes, TABLE_CRC_AT) == found.check(u64::MAX, table) => {
             let entries = table.as_chunks::<ENTRY>().0.iter().map(Entry::decode);
             let entries: Vec<Entry> = entries.collect::<Option<_>>().ok_or(Damage::Damaged)?;
-            if bytes_of(&entries) > PAYLOADS_MAX || get4(bytes, 12) as usize > ENTRIES_MAX {
+            let payloads: usize =
+                entries.iter().map(|entry| usize::from(entry.payload_len())).sum();
+            if payloads > PAYLOADS_MAX || get4(bytes, 12) as usize > ENTRIES_MAX {
                 return Err(Damage::Damaged);
             }
             let number = get8(bytes, 56);
@@ -375,22 +385,10 @@ impl Root {
 pub fn payloads(entries: &[Entry]) -> impl Iterator<Item = (&Entry, Range<u32>)> {
     let mut at = (HEAD + entries.len() * ENTRY) as u32;
     entries.iter().map(move |entry| {
-        let len = match entry {
-            Entry::Block { len, .. } => u32::from(*len),
-            Entry::Zeros { .. } => 0,
-        };
+        let len = u32::from(entry.payload_len());
         at += len;
         (entry, at - len..at)
     })
-}
-
-/// Bytes of the payloads of entries.
-fn bytes_of(entries: &[Entry]) -> usize {
-    let len = |entry: &Entry| match entry {
-        Entry::Block { len, .. } => usize::from(*len),
-        Entry::Zeros { .. } => 0,
-    };
-    entries.iter().map(len).sum()
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {

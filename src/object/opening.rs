@@ -30,7 +30,7 @@ pub const ALIVE: Duration = Duration::from_secs(30);
 pub struct Wanted<'a> {
     /// The name of the owner: users see it, and the same name does not wait for itself.
     pub owner: &'a str,
-    /// Bytes of the volume, if it may be new.
+    /// Bytes of the volume, if it is new; one that is there has its own size.
     pub size: Option<u64>,
     /// Take it from an owner that may be alive.
     pub force: bool,
@@ -77,18 +77,21 @@ pub fn root(store: &dyn Store) -> Result<Option<Root>> {
     match patiently(|| store.get(ROOT)) {
         Ok((content, _)) => match Root::decode(&content) {
             Ok(root) => Ok(Some(root)),
-            Err(damage) => Err(bad_root(store, damage)),
+            Err(damage) => {
+                Err(bad(store, ROOT, damage, "give the place of a volume, or an empty one"))
+            }
         },
         Err(Failure::Missing) => Ok(None),
         Err(failure) => Err(Error::failure(failure.to_string())),
     }
 }
 
-fn bad_root(store: &dyn Store, damage: Damage) -> Error {
-    let error = Error::failure(format!("{}/{ROOT} {damage}", store.place()));
+/// The error for an object that is not believed; `hint`: what to do unless it is newer.
+fn bad(store: &dyn Store, key: &str, damage: Damage, hint: &str) -> Error {
+    let error = Error::failure(format!("{}/{key} {damage}", store.place()));
     match damage {
         Damage::Newer(_) => error.hint("use that version, or a newer one"),
-        _ => error.hint("give the place of a volume, or an empty one"),
+        _ => error.hint(hint),
     }
 }
 
@@ -115,14 +118,6 @@ pub fn open(store: &Arc<dyn Store>, wanted: &Wanted<'_>, progress: &dyn Fn(u64))
         Some(root) => root,
         None => make(store, wanted)?,
     };
-    if let Some(size) = wanted.size.filter(|size| *size != found.size) {
-        return Err(Error::usage(format!(
-            "the volume in {} has {} bytes, not {size}",
-            store.place(),
-            found.size
-        ))
-        .hint("leave out size"));
-    }
     refuse_alive(store, &found, wanted)?;
     store.prepare()?;
     let opened = take_over(store, &found.volume, wanted.owner, progress)?;
@@ -147,6 +142,10 @@ fn make(store: &dyn Store, wanted: &Wanted<'_>) -> Result<Root> {
         owner: String::new(),
     };
     probe(store)?;
+    if patiently(|| store.get_range(&slot(0), 0..1)).is_ok() {
+        let text = format!("{}/{ROOT} is gone, and the volume's objects are there", store.place());
+        return Err(Error::would_lose(text).hint("restore it from a copy of the store"));
+    }
     match patiently(|| store.create(ROOT, &root.encode())) {
         Ok(()) => Ok(root),
         // By an earlier try of this call, or by another host.
@@ -218,8 +217,8 @@ fn take_over(
                 continue;
             }
             Step::Damaged(number, damage) => {
-                return Err(Error::failure(format!("{}/{} {damage}", store.place(), slot(number)))
-                    .hint("restore that object from a copy of the store"));
+                let hint = "restore that object from a copy of the store";
+                return Err(bad(store, &slot(number), damage, hint));
             }
         }
         failing = None;

@@ -14,7 +14,7 @@ use super::window::{Draft, Window};
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result as Checked};
 use crate::stats::ObjectStats;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,6 +28,8 @@ const AGE: Duration = Duration::from_secs(5);
 const BEATS: Duration = Duration::from_secs(10);
 /// Shortest and longest pause before a store that fails is asked again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(5));
+/// How often a change of the root is tried.
+const SWAPS: u32 = 3;
 /// Longest wait before a look at what has changed.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -38,8 +40,6 @@ pub struct Sealed {
     /// Parts that have no slot yet.
     todo: VecDeque<Draft>,
     issued: u32,
-    /// The check word of the part that was issued last.
-    before: u32,
     /// The slots of its parts, and what they say.
     parts: Vec<(u64, Vec<super::Entry>)>,
 }
@@ -94,6 +94,8 @@ pub struct Shared {
     /// The root as this owner left it.
     owned: Mutex<Owned>,
     owner: String,
+    /// The check word of the part that was made last; held while a part is made, before `state`.
+    last: Mutex<u32>,
     pub state: Mutex<State>,
     /// Notified with each change of the state.
     pub changed: Condvar,
@@ -147,6 +149,7 @@ impl Shared {
             session: owned.root.session,
             owned: Mutex::new(owned),
             owner,
+            last: Mutex::new(0),
             state: Mutex::new(state),
             changed: Condvar::new(),
             stop: AtomicBool::new(false),
@@ -172,14 +175,7 @@ impl Shared {
         let todo = window.parts().into();
         let number = state.sealed_windows;
         state.sealed_windows += 1;
-        state.sealed.push_back(Sealed {
-            window,
-            number,
-            todo,
-            issued: 0,
-            before: 0,
-            parts: Vec::new(),
-        });
+        state.sealed.push_back(Sealed { window, number, todo, issued: 0, parts: Vec::new() });
         self.changed.notify_all();
     }
 
@@ -229,20 +225,34 @@ impl Shared {
         }
     }
 
-    /// Swaps the root for a changed one.
+    /// Swaps the root for a changed one. An answer that was lost is settled by reading: this
+    /// owner's own swap may have been done, now or before.
+    ///
+    /// # Errors
+    /// [`Failure::Changed`]: the root is another owner's. Or the store fails.
     fn swap(&self, change: impl Fn(Root) -> Root) -> Result<(), Failure> {
         let mut owned = self.owned.lock();
-        let root = Root { generation: owned.root.generation + 1, ..owned.root.clone() };
-        let root = change(root);
-        let swapped = match self.store.swap(ROOT, &root.encode(), &owned.tag) {
-            // It may have been done.
-            Err(Failure::Other(trouble)) => match self.store.get(ROOT)? {
-                (content, tag) if content == root.encode() => Ok(tag),
-                _ => Err(Failure::Other(trouble)),
-            },
-            swapped => swapped,
-        };
-        swapped.map(|tag| *owned = Owned { root, tag, ..owned.clone() })
+        let mut failed = Failure::Changed;
+        for _ in 0..SWAPS {
+            let before = owned.root.clone();
+            let root = change(Root { generation: before.generation + 1, ..before });
+            match self.store.swap(ROOT, &root.encode(), &owned.tag) {
+                Ok(tag) => {
+                    (owned.root, owned.tag) = (root, tag);
+                    return Ok(());
+                }
+                Err(failure) => failed = failure,
+            }
+            let (content, tag) = self.store.get(ROOT)?;
+            let found = Root::decode(&content).ok().filter(|found| found.session == self.session);
+            let Some(found) = found else { return Err(Failure::Changed) };
+            let done = found == root;
+            (owned.root, owned.tag) = (found, tag);
+            if done {
+                return Ok(());
+            }
+        }
+        Err(failed)
     }
 
     /// Counters, now.
@@ -296,8 +306,8 @@ impl Shared {
         self.over.load(Ordering::Acquire)
     }
 
-    /// The next part to send; `None` while there is none, or too many are under way.
-    fn next(&self, state: &mut State) -> Option<Job> {
+    /// The next part to send, with its slot; `None` while there is none, or too many are under way.
+    fn next(&self, state: &mut State) -> Option<(Draft, u64, Part)> {
         if state.successor.is_some() {
             return None;
         }
@@ -305,16 +315,21 @@ impl Shared {
         let sealed = sealed.iter_mut().find(|sealed| !sealed.todo.is_empty())?;
         let number = issuer.issue()?;
         let draft = sealed.todo.pop_front()?;
-        let (session, commits) = (self.session, sealed.todo.is_empty());
-        let (window, before) = (sealed.number, sealed.before);
-        let part_of = Part { window, part: sealed.issued, commits, before };
+        let (window, part, commits) = (sealed.number, sealed.issued, sealed.todo.is_empty());
         sealed.issued += 1;
-        let seed = Seed { volume: self.volume, session, slot: number };
+        Some((draft, number, Part { window, part, commits, before: 0 }))
+    }
+
+    /// Makes the object of a part; `last` is the check word of the one before, and then its own.
+    fn make(&self, (draft, number, of): (Draft, u64, Part), last: &mut u32) -> Job {
+        let of = Part { before: if of.part == 0 { 0 } else { *last }, ..of };
+        let (volume, session) = (self.volume, self.session);
+        let seed = Seed { volume, session, slot: number };
         let (entries, payloads) = draft.encode(&seed);
-        let content = part(&seed, part_of, &entries, &payloads);
-        sealed.before = check_of(&content);
-        let object = Object::Part { session, part: part_of, entries, check: sealed.before };
-        Some(Job { slot: number, window: sealed.number, content, object })
+        let content = part(&seed, of, &entries, &payloads);
+        *last = check_of(&content);
+        let object = Object::Part { session, part: of, entries, check: *last };
+        Job { slot: number, window: of.window, content, object }
     }
 
     /// Sends a part until it is in the store, or this owner has a successor.
@@ -404,28 +419,45 @@ impl Shared {
 
     /// Waits for a part to send. `None`: none came for a while.
     fn await_job(&self) -> Option<Job> {
-        let mut state: MutexGuard<'_, State> = self.state.lock();
+        let mut last = self.last.lock();
+        let mut state = self.state.lock();
         if state.opened.is_some_and(|opened| opened.elapsed() >= AGE) {
             self.seal(&mut state);
         }
-        let job = self.next(&mut state);
-        if job.is_none() && !self.stops() {
+        if let Some(next) = self.next(&mut state) {
+            // Requests go on while the object is made.
+            drop(state);
+            return Some(self.make(next, &mut last));
+        }
+        drop(last);
+        if !self.stops() {
             self.changed.wait_for(&mut state, LOOK);
         }
-        job
+        None
     }
 }
 
-/// The work of a thread until the drive stops; one of them gives the signs of life.
-pub fn upload(shared: &Shared, beats: bool) {
+/// The work of a thread that uploads, until the drive stops.
+pub fn upload(shared: &Shared) {
+    while !shared.stops() {
+        if let Some(job) = shared.await_job() {
+            shared.send(job);
+        }
+    }
+}
+
+/// The work of the thread that gives signs of life, until the drive stops. It uploads nothing: a
+/// long upload would make the owner look dead.
+pub fn beat(shared: &Shared) {
     let mut beaten = Instant::now();
     while !shared.stops() {
-        if beats && beaten.elapsed() >= BEATS {
+        if beaten.elapsed() >= BEATS {
             beaten = Instant::now();
             shared.beat();
         }
-        if let Some(job) = shared.await_job() {
-            shared.send(job);
+        let mut state = shared.state.lock();
+        if !shared.stops() {
+            shared.changed.wait_for(&mut state, LOOK);
         }
     }
 }
