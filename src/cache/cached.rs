@@ -14,13 +14,13 @@ use super::streams::{Streams, Ticket};
 use super::table::SEGMENT_MAX;
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result as Checked};
-use crate::media::{ALIGN, Drive, DriveError, Failures, Pool};
+use crate::media::{ALIGN, Commit, Drive, DriveError, Failures, Pool};
 use crate::stats::{CacheCounts, CacheStats};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
@@ -637,12 +637,28 @@ impl Drive for Cached {
         self.drive.zeroes_quickly()
     }
 
-    /// After a failed flush the drive may hold something else than what was written: all copies are
-    /// dropped.
+    fn is_atomic(&self) -> bool {
+        self.drive.is_atomic()
+    }
+
+    fn begin(&self) {
+        self.drive.begin();
+    }
+
+    fn settle(&self, most: Duration) -> Result<bool, DriveError> {
+        self.drive.settle(most)
+    }
+
+    fn commit(&self, commit: &Commit, most: Duration) -> Result<bool, DriveError> {
+        self.drive.commit(commit, most)
+    }
+
     fn close(&self) -> Result<(), DriveError> {
         self.drive.close()
     }
 
+    /// After a failed flush the drive may hold something else than what was written: all copies are
+    /// dropped.
     fn flush(&self) -> Result<(), DriveError> {
         let result = self.drive.flush();
         if result.is_err() {

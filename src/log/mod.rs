@@ -22,7 +22,7 @@ pub use self::core::{
 pub use disk::cluster::decode;
 pub use disk::open_error::OpenError;
 pub use recovery::{
-    Accepted, Inspection, Report, Step, format, inspect, inspect_telling, inspect_warm, least_size,
-    newest_superblock, open, read_superblock,
+    Accepted, Inspection, Report, Step, format, inspect, inspect_committed, inspect_telling,
+    inspect_warm, least_size, newest_superblock, open, read_superblock,
 };
 pub use run::{Fault, LogIoContext, LogReadDrive, Logged, Policy, Runtime, Standing};

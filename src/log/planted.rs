@@ -94,10 +94,18 @@ pub enum Bug {
     LostDiscardFirst,
     /// The tail moves past a damaged record before the newer one of its block is durable.
     TailBeforeSuccessor,
+    /// The tail moves though an atomic backing store has not committed the window.
+    TailBeforeCommit,
+    /// A commit does not say what is lost.
+    CommitWithoutLost,
+    /// A window is committed before what it could not do is judged.
+    CommitBeforeJudging,
+    /// A log is opened from its own tail though the backing store has committed a later one.
+    RepeatCommitted,
 }
 
 /// All bugs.
-pub const BUGS: [Bug; 43] = [
+pub const BUGS: [Bug; 47] = [
     Bug::AcknowledgeUnflushed,
     Bug::FlushBeforeWritten,
     Bug::ReuseBeforeSuperblock,
@@ -141,6 +149,10 @@ pub const BUGS: [Bug; 43] = [
     Bug::RetireBeforeCopies,
     Bug::LostDiscardFirst,
     Bug::TailBeforeSuccessor,
+    Bug::TailBeforeCommit,
+    Bug::CommitWithoutLost,
+    Bug::CommitBeforeJudging,
+    Bug::RepeatCommitted,
 ];
 
 crate::planted::plantable!(Bug, sim);

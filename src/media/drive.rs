@@ -4,8 +4,9 @@
 //! only after a [`Drive::flush`] that began after the write had returned; a write that failed, or
 //! that a power cut interrupted, may have stored any of its sectors, each of them whole or torn.
 
-use super::{Buffer, Failures, PAGE};
+use super::{Buffer, Commit, Failures, PAGE};
 use std::fmt;
+use std::time::Duration;
 
 /// Alignment of every offset, length and buffer, in bytes.
 pub const ALIGN: usize = PAGE;
@@ -105,6 +106,33 @@ pub trait Drive: Send + Sync {
 
     /// Makes every write that has returned survive a loss of power.
     fn flush(&self) -> Result<(), DriveError>;
+
+    /// Whether a log's windows count as a whole: what was written since [`Drive::begin`] is durable
+    /// with [`Drive::commit`], and until then after a restart as if it had not been written.
+    fn is_atomic(&self) -> bool {
+        false
+    }
+
+    /// A window begins. An atomic drive drops what was written to a window that was not committed.
+    fn begin(&self) {}
+
+    /// Prepares the commit of what was written, at most for the time `most`. Returns whether that
+    /// is done; if not, or after an error, it goes on with the next call. A drive that is not
+    /// atomic makes all writes durable, as [`Drive::flush`] does.
+    fn settle(&self, most: Duration) -> Result<bool, DriveError> {
+        let _ = most;
+        self.flush().map(|()| true)
+    }
+
+    /// Makes what was written since [`Drive::begin`], and `commit` with it, the durable state of an
+    /// atomic drive; at most for the time `most`. Returns whether that is done.
+    ///
+    /// If not, or after an error, it may be done or not: the next request that changes the drive
+    /// must be the same commit again.
+    fn commit(&self, commit: &Commit, most: Duration) -> Result<bool, DriveError> {
+        let _ = (commit, most);
+        Ok(true)
+    }
 
     /// Flushes, and ends what the drive does by itself. No request follows.
     fn close(&self) -> Result<(), DriveError> {

@@ -3,6 +3,7 @@
 //! A writer waits when the log is full, and the flusher waits for a sync. Then only the media work,
 //! and only they can end the wait. If no command is in flight and none begins, the run hangs.
 
+use crate::atomic::is_lost;
 use crate::content::Value;
 use crate::drive::Request;
 use crate::fault::Kind as Fault;
@@ -11,10 +12,11 @@ use crate::oracle::{self, Seen};
 use crate::program::{Order, Side, Slow};
 use crate::rng::mix;
 use crate::trouble::{Kind, Trouble};
+use crate::volume::{Source, on_backing};
 use crate::world::{Flying, Reader, World};
 use ztier::log::disk::format::DATA_MIN;
 use ztier::log::{Device, Found, Op, Outcome, Progress, Refused, Ticket, join};
-use ztier::media::Buffer;
+use ztier::media::{Buffer, Drive};
 
 /// Limit on the events that an actor waits for; `IDLE_MAX` limits the steps in a row without one.
 const WAIT_MAX: u32 = 100_000;
@@ -25,6 +27,9 @@ const IDLE_MAX: u32 = 20;
 const STEPPING_MAX: u32 = 2000;
 /// Limit on the windows of a drain, in addition to one for each segment.
 const DRAIN_MAX: u32 = 20;
+
+/// Milliseconds until a commit that has failed is tried again.
+const COMMIT_PAUSE_MS: u64 = 1000;
 
 /// Limit on the windows of a rescue, in addition to one for each segment, in case a drive keeps
 /// failing.
@@ -146,11 +151,8 @@ impl World<'_> {
             };
         }
         let durable = self.backing.durable();
-        let value = |block| match durable.value(block) {
-            Some(value) => Seen::Value(value),
-            None => Seen::Foreign,
-        };
-        let seen: Vec<Seen> = (0..self.setup.blocks).map(value).collect();
+        let seen: Vec<Seen> =
+            (0..self.setup.blocks).map(|block| on_backing(&durable, block)).collect();
         let found = oracle::prefix(&self.history, &seen);
         found.map(drop).map_err(|why| Trouble::new(Kind::Backing, format!("rescued: {why}")))
     }
@@ -326,6 +328,7 @@ impl World<'_> {
     /// Writeback begins with the oldest segments, unless a window is at work.
     pub(crate) fn begin_window(&mut self, bytes: u64) {
         if self.volume.begin_window(bytes) {
+            Drive::begin(&self.backing);
             self.rescues += u32::from(self.volume.core.is_failed());
             self.say(|| "a window begins".into());
         }
@@ -337,7 +340,9 @@ impl World<'_> {
             if self.flying.len() >= self.setup.depth {
                 return;
             }
-            let Some((source, command)) = self.volume.next_command() else { return };
+            let Some((source, command)) = self.volume.next_command() else {
+                return self.take_commit();
+            };
             let side = match command.device {
                 Device::Log => Side::Log,
                 Device::Backing => Side::Backing,
@@ -365,6 +370,23 @@ impl World<'_> {
             };
             self.flying.push(Flying { source, id, side, ticket, is_read, is_slow });
         }
+    }
+
+    /// An atomic backing store takes the commit that is due.
+    fn take_commit(&mut self) {
+        let under_way = self.flying.iter().any(|flying| flying.source == Source::Commit);
+        let due = self.volume.core.commit_due();
+        let Some(commit) = due.filter(|_| !under_way && self.now_ms >= self.commit_at_ms) else {
+            return;
+        };
+        self.say(|| format!("begins: {commit:?}"));
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.backing.begin(ticket, Request::Commit(commit));
+        // An upload takes long beside anything else.
+        let is_slow = !mix(self.setup.seed ^ ticket).is_multiple_of(4);
+        let (source, side) = (Source::Commit, Side::Backing);
+        self.flying.push(Flying { source, id: 0, side, ticket, is_read: false, is_slow });
     }
 
     /// Chooses the command in flight that ends next; `None` if only slow commands are left.
@@ -403,7 +425,14 @@ impl World<'_> {
         self.say(|| format!("ends: {source:?} {id} {outcome:?}"));
         self.note_faults(fired);
         self.stats.commands += 1;
+        let done = matches!(outcome, Outcome::Done);
+        if source == Source::Commit && !done {
+            self.commit_at_ms = self.now_ms + COMMIT_PAUSE_MS;
+        }
         self.volume.complete(source, id, outcome);
+        if source == Source::Commit && done {
+            self.judge_store()?;
+        }
         self.poll()
     }
 
@@ -493,6 +522,9 @@ impl World<'_> {
         let at = u64::from(reader.block) * PAGE as u64;
         let Some(data) = self.read_now(Side::Backing, at, PAGE)? else { return Ok(()) };
         let page = data.as_chunks::<PAGE>().0.first();
+        if page.is_some_and(is_lost) {
+            return self.lost(reader.block, reader.written);
+        }
         let found = page.and_then(|page| Value::recognise(reader.block, page));
         self.compare(reader.block, &reader.allowed, found)
     }

@@ -6,6 +6,7 @@
 //! the volume is up or its log holds changes; when the volume is down and the log holds none, any
 //! program may. A log that is opened after that must not serve a byte of its former content.
 
+use crate::atomic::is_lost;
 use crate::content::Flavour;
 use crate::drive::Request;
 use crate::image::{PAGE, Page};
@@ -88,6 +89,9 @@ impl World<'_> {
         let core = &self.volume.core;
         if core.lacks_copy(block.into()) || core.has_clean(block.into()) {
             let page: Page = *self.backing.current().page(block as usize);
+            if is_lost(&page) {
+                return;
+            }
             self.copies.push((block, core.token(), Box::new(page)));
         }
     }
@@ -200,6 +204,9 @@ impl World<'_> {
             self.backing.repair();
         }
         self.history.write(block, value);
+        if let Some(past) = &mut self.past {
+            past.write(block, value);
+        }
         self.history.acknowledge(self.history.submitted());
         self.is_bare = true;
         self.recover(&mut rng)?;

@@ -31,7 +31,7 @@ impl World<'_> {
                 Err(_) => self.operations().saturating_sub(operations.unsigned_abs()),
             };
             self.power.on(Some(operations));
-            let opening = self.opening();
+            let opening = (self.opening(), self.backing.newest());
             let result = Volume::open_in(self.setup, &self.log, rng.bits(), opening, &self.memory);
             let off = self.power.is_off();
             self.power.on(None);
@@ -42,6 +42,7 @@ impl World<'_> {
             self.inherit();
         }
         self.say_log();
+        self.judge_store()?;
         self.recover(&mut rng)?;
         self.stats.recommitted += self.volume.core.recommitted();
         if !self.make_room()? {
@@ -67,6 +68,7 @@ impl World<'_> {
             let flying = self.flying.swap_remove(rng.index(self.flying.len()));
             self.drive(flying.side).interrupt(flying.ticket, rng);
         }
+        self.backing.abandon(rng);
         self.forget();
         self.inherit();
         unanswered
@@ -120,6 +122,9 @@ impl World<'_> {
             let now = self.history.now()[block as usize];
             if found != Seen::Value(now) && before.map(Seen::Value) == Some(found) {
                 self.history.undo(block);
+                if let Some(past) = &mut self.past {
+                    past.undo(block);
+                }
             }
         }
         for (block, (value, found)) in self.history.now().iter().zip(seen).enumerate() {

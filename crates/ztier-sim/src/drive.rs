@@ -6,6 +6,7 @@
 //! all. After a *failed* flush the writes that it should have covered stay unflushed, whatever
 //! later flushes say.
 
+use crate::atomic::Atomic;
 use crate::cut::{Pages, Tearing, strike};
 use crate::fault::{Effect, Fault, Faults, POWER_CUT};
 use crate::image::{self, Image, PAGE, SECTOR, bytes, slots};
@@ -14,7 +15,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use ztier::media::{ALIGN, Action, Buffer, Drive, DriveError};
+use ztier::media::{ALIGN, Action, Buffer, Commit, Drive, DriveError};
 
 /// The power supply that drives share. It can be set to fail after a number of operations.
 #[derive(Debug)]
@@ -86,6 +87,8 @@ pub enum Request {
     Store(Action, Pages),
     /// Make all returned writes durable.
     Flush,
+    /// Make the window durable, with this commit.
+    Commit(Commit),
 }
 
 impl Request {
@@ -112,7 +115,7 @@ impl Request {
         match self {
             Self::Read(..) => Action::Read,
             Self::Store(action, _) => *action,
-            Self::Flush => Action::Flush,
+            Self::Flush | Self::Commit(_) => Action::Flush,
         }
     }
 
@@ -123,7 +126,7 @@ impl Request {
                 pages.first().map_or(0, |(page, _)| u64::from(*page) * PAGE as u64),
                 (pages.len() * PAGE) as u64,
             ),
-            Self::Flush => (0, 0),
+            Self::Flush | Self::Commit(_) => (0, 0),
         };
         DriveError { action: self.action(), at, len, errno }
     }
@@ -169,6 +172,8 @@ struct State {
     order: u64,
     faults: Faults,
     complaint: Option<String>,
+    /// What an atomic drive has beside; `None`: the drive is not atomic.
+    atomic: Option<Atomic>,
 }
 
 /// What a cut finds: the durable image, and the writes that may survive, in order.
@@ -206,10 +211,30 @@ impl SimDrive {
             order: 0,
             faults: Faults::default(),
             complaint: None,
+            atomic: None,
             durable: image,
         };
         let size = (state.durable.len() * PAGE) as u64;
         Self { name, size, power, state: Mutex::new(state) }
+    }
+
+    /// The same, an atomic drive whose newest commit is `newest`.
+    #[must_use]
+    pub fn atomic(self, newest: Option<Commit>) -> Self {
+        self.state.lock().atomic = Some(Atomic { newest, ..Atomic::default() });
+        self
+    }
+
+    /// The newest commit of an atomic drive.
+    pub fn newest(&self) -> Option<Commit> {
+        self.state.lock().atomic.as_ref()?.newest.clone()
+    }
+
+    /// The process dies: the next one does not see a window that was not committed.
+    pub fn abandon(&self, rng: &mut Rng) {
+        let mut state = self.state.lock();
+        state.cut_commit(rng);
+        state.drop_window();
     }
 
     /// Begins an operation that [`SimDrive::finish`] ends. A write that overlaps one in flight is
@@ -241,7 +266,7 @@ impl SimDrive {
         let mut state = self.state.lock();
         let flight = state.flying.remove(&id).expect("only what has begun ends");
         match flight.request {
-            Request::Store(..) | Request::Flush if rng.chance(400) => {
+            Request::Store(..) | Request::Flush | Request::Commit(_) if rng.chance(400) => {
                 // An error reaches no caller: the process is dead.
                 let _ = state.carry_out(flight, true, &mut []);
             }
@@ -251,7 +276,7 @@ impl SimDrive {
                     state.store(pages);
                 }
             }
-            Request::Read(..) | Request::Flush => {}
+            Request::Read(..) | Request::Flush | Request::Commit(_) => {}
         }
     }
 
@@ -263,6 +288,11 @@ impl SimDrive {
         }
         if error.at + error.len > self.size {
             return Some(format!("{}: beyond the end: {error}", self.name));
+        }
+        let commit = if let Request::Commit(commit) = request { Some(commit) } else { None };
+        let changes = commit.is_some() || matches!(request, Request::Store(..));
+        if changes && state.atomic.as_ref().is_some_and(|atomic| atomic.refuses(commit)) {
+            return Some(format!("{}: {request} beside an unsettled commit", self.name));
         }
         let Request::Store(action, pages) = request else {
             return None;
@@ -349,6 +379,7 @@ impl SimDrive {
 
     /// Cuts the power: the drive holds what the cut leaves, and nothing is in flight.
     pub fn cut(&self, rng: &mut Rng, tearing: &Tearing) {
+        self.state.lock().cut_commit(rng);
         let Exposed { mut durable, mut writes, returned } = self.exposed();
         // Writes in flight have no order.
         for i in (returned + 1..writes.len()).rev() {
@@ -366,6 +397,7 @@ impl SimDrive {
         state.durable = image;
         state.unflushed.clear();
         state.flying.clear();
+        state.drop_window();
     }
 
     /// A blocking operation; a read fills `data`.
@@ -409,6 +441,7 @@ impl State {
             _ => Ok(()),
         };
         match request {
+            Request::Commit(commit) => self.commit_as(commit, effect),
             Request::Read(at, len) if result.is_ok() => {
                 self.current.read(at, data);
                 if effect == Effect::Flipped && len > 0 {
@@ -418,9 +451,66 @@ impl State {
             }
             Request::Read(..) => {}
             Request::Store(_, pages) => self.store_as(pages, effect),
+            // What is written to a window waits for its commit.
+            Request::Flush if self.is_in_window() => {}
             Request::Flush => self.flush_as(covers, effect),
         }
         result
+    }
+
+    fn is_in_window(&self) -> bool {
+        self.atomic.as_ref().is_some_and(|atomic| atomic.in_window)
+    }
+
+    /// A window begins, and one that was not committed is dropped.
+    fn begin_window(&mut self) {
+        self.drop_window();
+        if let Some(atomic) = &mut self.atomic {
+            atomic.in_window = true;
+        }
+    }
+
+    fn drop_window(&mut self) {
+        if self.is_in_window() {
+            self.current = self.durable.clone();
+        }
+        if let Some(atomic) = &mut self.atomic {
+            (atomic.in_window, atomic.unsettled) = (false, None);
+        }
+    }
+
+    fn commit_as(&mut self, commit: Commit, effect: Effect) {
+        let Some(atomic) = &mut self.atomic else { return };
+        if matches!(effect, Effect::Fails(_) | Effect::Half(_) | Effect::Lost) {
+            atomic.unsettled = Some(commit);
+            return;
+        }
+        // Committed twice, it is as committed once.
+        if atomic.in_window {
+            atomic.commit(commit.clone(), &mut self.current);
+            self.durable = self.current.clone();
+        }
+        if let (Effect::Done(_), Some(atomic)) = (effect, &mut self.atomic) {
+            atomic.unsettled = Some(commit);
+        } else if let Some(atomic) = &mut self.atomic {
+            atomic.unsettled = None;
+        }
+    }
+
+    /// The power goes: a commit in flight, or one that has failed, may be done.
+    fn cut_commit(&mut self, rng: &mut Rng) {
+        let flying = self.flying.values().find_map(|flight| match &flight.request {
+            Request::Commit(commit) => Some(commit.clone()),
+            _ => None,
+        });
+        let unsettled = self.atomic.as_ref().and_then(|atomic| atomic.unsettled.clone());
+        if let Some(commit) = flying.or(unsettled).filter(|_| rng.chance(500)) {
+            self.commit_as(commit, Effect::None);
+        }
+        if self.is_in_window() {
+            // Nothing of it was durable.
+            self.flying.clear();
+        }
     }
 
     fn store_as(&mut self, pages: Pages, effect: Effect) {
@@ -457,6 +547,12 @@ impl State {
 
     fn store(&mut self, pages: Pages) {
         crate::cut::keep(&mut self.current, &pages);
+        if self.is_in_window() {
+            return;
+        }
+        if let Some(atomic) = &mut self.atomic {
+            atomic.newest = None;
+        }
         self.order += 1;
         self.unflushed.push(Unflushed { order: self.order, doomed: false, pages });
     }
@@ -507,6 +603,14 @@ impl Drive for SimDrive {
 
     fn flush(&self) -> Result<(), DriveError> {
         self.perform(Request::Flush, &mut [])
+    }
+
+    fn is_atomic(&self) -> bool {
+        self.state.lock().atomic.is_some()
+    }
+
+    fn begin(&self) {
+        self.state.lock().begin_window();
     }
 }
 

@@ -218,6 +218,7 @@ fn cut_everywhere(world: &mut World<'_>, stats: &mut Stats) -> Result<(), Troubl
         let power = Arc::new(Power::default());
         let log = SimDrive::holding("log", log, power.clone());
         let backing = SimDrive::holding("backing", backing, power);
+        let opening = (opening, None);
         stats.cuts += 1;
         let which = |why: String| format!("of {} writes, {mask:#b}: {why}", writes.len());
         let mut volume = Volume::open(world.setup, &log, u64::from(mask) + 77, opening)

@@ -106,6 +106,12 @@ impl History {
         self.now.clone_from(&self.base);
     }
 
+    /// Later writes than the one at `position` are undone.
+    pub fn forget_after(&mut self, position: u64) {
+        self.recent.truncate(position.saturating_sub(self.floor) as usize);
+        self.now = self.state_at(self.submitted());
+    }
+
     /// The volume holds `state`, durably, whatever was submitted, but for the blocks that are
     /// `torn`.
     pub fn adopt(&mut self, state: Vec<Value>, torn: &[u32]) {

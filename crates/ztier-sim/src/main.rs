@@ -31,6 +31,7 @@ mod content;
 mod history;
 mod oracle;
 
+mod atomic;
 mod cut;
 mod drive;
 mod fault;

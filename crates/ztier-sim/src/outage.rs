@@ -12,7 +12,7 @@ use crate::oracle::{self, Seen};
 use crate::program::{Cut, Side, Step};
 use crate::rng::Rng;
 use crate::trouble::{Kind, Trouble};
-use crate::volume::{Opening, Volume, new_memory};
+use crate::volume::{Opening, Volume, new_memory, on_backing};
 use crate::world::World;
 use std::sync::Arc;
 use ztier::log::OpenError;
@@ -34,7 +34,7 @@ impl World<'_> {
                 Err(_) => self.operations().saturating_sub(operations.unsigned_abs()),
             };
             self.power.on(Some(operations));
-            let opening = self.opening();
+            let opening = (self.opening(), self.backing.newest());
             let result = Volume::open(self.setup, &self.log, rng.bits(), opening);
             let off = self.power.is_off();
             self.power.on(None);
@@ -44,6 +44,7 @@ impl World<'_> {
             self.lose_power(&mut rng);
         }
         self.say_log();
+        self.judge_store()?;
         self.recover(&mut rng)?;
         let seen = self.look();
         self.check_copies(&seen)?;
@@ -89,12 +90,16 @@ impl World<'_> {
     /// or reported lost, and never holds anything that was not written.
     pub(crate) fn salvage(&mut self) -> Result<(), Trouble> {
         self.log.repair();
-        let mut volume =
-            match Volume::open(self.setup, &self.log, self.setup.seed ^ 3, Opening::Lossy) {
-                Ok(volume) => volume,
-                Err(OpenError::Damaged | OpenError::NoLog) => return Ok(()),
-                Err(why) => return Err(Trouble::new(Kind::Refused, format!("salvage: {why}"))),
-            };
+        let mut volume = match Volume::open(
+            self.setup,
+            &self.log,
+            self.setup.seed ^ 3,
+            (Opening::Lossy, self.backing.newest()),
+        ) {
+            Ok(volume) => volume,
+            Err(OpenError::Damaged | OpenError::NoLog) => return Ok(()),
+            Err(why) => return Err(Trouble::new(Kind::Refused, format!("salvage: {why}"))),
+        };
         let seen = volume.look(self.setup.blocks, &self.log, &self.backing);
         self.volume = volume;
         match seen.iter().position(|seen| *seen == Seen::Foreign) {
@@ -109,13 +114,15 @@ impl World<'_> {
     /// Opens the log. If a fault prevents that, the fault is repaired and the open repeated.
     pub(crate) fn recover(&mut self, rng: &mut Rng) -> Result<(), Trouble> {
         let fired = self.fired();
-        let opening = self.opening();
-        let mut result = Volume::open_in(self.setup, &self.log, rng.bits(), opening, &self.memory);
+        let opening = || (self.opening(), self.backing.newest());
+        let mut result =
+            Volume::open_in(self.setup, &self.log, rng.bits(), opening(), &self.memory);
         if result.is_err() && self.fired() > fired {
             self.stats.errors += 1;
             self.log.repair();
             self.backing.repair();
             self.inherit();
+            let opening = (self.opening(), self.backing.newest());
             result = Volume::open_in(self.setup, &self.log, rng.bits(), opening, &self.memory);
         }
         self.note_faults(fired);
@@ -126,7 +133,7 @@ impl World<'_> {
         self.is_bare = false;
         self.forgiven = self.fired();
         self.rescues = 0;
-        self.now_ms = 0;
+        (self.now_ms, self.commit_at_ms) = (0, 0);
         let report = &self.volume.report;
         self.say(|| format!("{report:?}"));
         Ok(())
@@ -142,7 +149,7 @@ impl World<'_> {
     pub(crate) fn operations(&self) -> u64 {
         let log = SimDrive::holding("log", self.log.durable(), Arc::default());
         // Errors do not matter here: the real recovery finds them too.
-        let _ = Volume::open(self.setup, &log, 0, self.opening());
+        let _ = Volume::open(self.setup, &log, 0, (self.opening(), self.backing.newest()));
         log.power().blocking()
     }
 
@@ -157,7 +164,7 @@ impl World<'_> {
         let backing = SimDrive::holding("backing", self.backing.durable(), power);
         let mut found = Vec::new();
         for _ in 0..2 {
-            let opening = self.opening();
+            let opening = (self.opening(), self.backing.newest());
             let mut volume = Volume::open(self.setup, &log, rng.bits(), opening)
                 .map_err(|why| self.refused(&why))?;
             found.push(volume.look(self.setup.blocks, &log, &backing));
@@ -199,7 +206,11 @@ impl World<'_> {
             Seen::Value(value) => *value,
             Seen::Lost | Seen::Foreign => *now,
         });
-        self.history.adopt(state.collect(), &torn);
+        let state: Vec<_> = state.collect();
+        if let Some(past) = &mut self.past {
+            past.adopt(state.clone(), &torn);
+        }
+        self.history.adopt(state, &torn);
         self.write_again(&torn)
     }
 
@@ -230,9 +241,27 @@ impl World<'_> {
         self.judge_lost(seen, first)?;
         self.say(|| format!("recovered write {k} of {floor}..={submitted}"));
         self.history.restart(k);
+        if let Some(past) = &mut self.past {
+            past.forget_after(k);
+        }
         let torn = (0..self.history.blocks()).filter(|block| self.history.is_torn(*block, k));
         let torn: Vec<u32> = torn.collect();
         self.write_again(&torn)
+    }
+
+    /// Whether an atomic backing store holds a past state of the volume, not before the one that it
+    /// held last. It need not while it says that it does not, nor after a lie.
+    pub(crate) fn judge_store(&mut self) -> Result<(), Trouble> {
+        let newest = self.backing.newest();
+        let whole = newest.is_some_and(|commit| commit.mixture_s == 0);
+        let Some(past) = self.past.as_mut().filter(|_| whole && !self.lies) else { return Ok(()) };
+        let durable = self.backing.durable();
+        let seen: Vec<Seen> = (0..past.blocks()).map(|block| on_backing(&durable, block)).collect();
+        let first = oracle::prefixes(past, &seen).map_err(|why| {
+            Trouble::new(Kind::Backing, format!("the store holds no past state: {why}"))
+        })?;
+        past.acknowledge(first.0);
+        Ok(())
     }
 
     /// Cuts the power after a close, whatever its outcome: no process uses a log after its close.

@@ -108,6 +108,12 @@ pub struct Setup {
 }
 
 impl Setup {
+    /// Whether the backing store is atomic. Not drawn from the generator, so that seeds keep their
+    /// meaning.
+    pub fn is_atomic(&self) -> bool {
+        self.seed > 1 && mix(self.seed ^ 0xa70_311c).is_multiple_of(4)
+    }
+
     /// With `--sync`, the number of concurrent writers: each gets its answer when its change is
     /// durable. `None` where a write is acknowledged when the log has it in memory. Not drawn from
     /// the generator, so that seeds keep their meaning.

@@ -4,6 +4,7 @@
 //! blocks before it appends them, treats zeros as a discard of one block, and verifies payloads
 //! before it decodes them. It decides nothing.
 
+use crate::atomic;
 use crate::content::Value;
 use crate::drive::SimDrive;
 use crate::image::{Image, PAGE, Page};
@@ -17,7 +18,7 @@ use ztier::log::{
     self, Command, Core, Fills, Found, Kept, OpenError, Options, Outcome, Reading, Refused, Report,
     Token, Writeback,
 };
-use ztier::media::{Memory, Spares};
+use ztier::media::{Commit, Memory, Spares};
 
 thread_local! {
     /// Memory files that no volume of this thread uses any more. A run of many short recoveries
@@ -37,6 +38,8 @@ pub enum Source {
     Core,
     /// The window at work.
     Writeback,
+    /// The commit of a window.
+    Commit,
 }
 
 /// How a log is opened.
@@ -80,10 +83,11 @@ impl Volume {
     pub fn create(setup: &Setup, log: &SimDrive, memory: &Memory) -> Result<Self, OpenError> {
         let uuid = *b"a simulated disk";
         log::format(log, uuid, [7; IDENTITY], u64::from(setup.blocks), setup.segment)?;
-        Self::open_in(setup, log, setup.seed, Opening::Cold, memory)
+        Self::open_in(setup, log, setup.seed, (Opening::Cold, None), memory)
     }
 
-    /// Opens a log after a power cut; `epoch` is a random number.
+    /// Opens a log after a power cut; `epoch` is a random number. An atomic backing store has a
+    /// newest commit.
     ///
     /// # Errors
     /// Those of the product.
@@ -91,7 +95,7 @@ impl Volume {
         setup: &Setup,
         log: &SimDrive,
         epoch: u64,
-        opening: Opening,
+        opening: (Opening, Option<Commit>),
     ) -> Result<Self, OpenError> {
         Self::open_in(setup, log, epoch, opening, &new_memory())
     }
@@ -104,7 +108,7 @@ impl Volume {
         setup: &Setup,
         log: &SimDrive,
         epoch: u64,
-        opening: Opening,
+        (opening, newest): (Opening, Option<Commit>),
         memory: &Memory,
     ) -> Result<Self, OpenError> {
         let options = Options {
@@ -115,12 +119,18 @@ impl Volume {
             // Not drawn from the generator, so that seeds keep their meaning.
             gather_part: [0, 1, 8][(setup.seed % 3) as usize],
             keep_percent: setup.keep,
+            atomic: setup.is_atomic(),
         };
         log.power().begin();
         let kept = Kept::new(memory).map_err(|e| OpenError::Memory(e.to_string()))?;
-        let found = match opening {
-            Opening::Warm => log::inspect_warm(log, false, &|_| ())?,
-            other => log::inspect(log, other == Opening::Lossy, false)?,
+        let later = newest.filter(|commit| {
+            log::read_superblock(log).is_ok_and(|(sb, ..)| sb.written.segment < commit.tail.segment)
+        });
+        let lossy = opening == Opening::Lossy;
+        let found = match later {
+            Some(commit) => log::inspect_committed(log, lossy, &commit, &|_| ())?,
+            None if opening == Opening::Warm => log::inspect_warm(log, false, &|_| ())?,
+            None => log::inspect(log, lossy, false)?,
         };
         let (core, report) = found.open(log, options, epoch, kept)?;
         Ok(Self {
@@ -297,6 +307,8 @@ impl Volume {
             (Source::Core, _) => _ = self.core.complete(id, &outcome),
             (Source::Writeback, Some(writeback)) => writeback.complete(id, outcome),
             (Source::Writeback, None) => {}
+            (Source::Commit, _) if matches!(outcome, Outcome::Done) => self.core.committed(),
+            (Source::Commit, _) => {}
         }
         self.hand_back();
     }
@@ -393,8 +405,12 @@ fn in_log(block: u32, page: Option<&Page>) -> Seen {
 }
 
 /// What a read of a block finds that the backing store has.
-fn on_backing(backing: &Image, block: u32) -> Seen {
-    backing.value(block).map_or(Seen::Foreign, Seen::Value)
+pub fn on_backing(backing: &Image, block: u32) -> Seen {
+    match backing.value(block) {
+        Some(value) => Seen::Value(value),
+        None if atomic::is_lost(backing.page(block as usize)) => Seen::Lost,
+        None => Seen::Foreign,
+    }
 }
 
 /// The payload bytes of a reading.

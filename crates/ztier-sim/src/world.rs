@@ -121,6 +121,10 @@ pub struct World<'p> {
     /// Choices of steps that take several: those that wait.
     pub(crate) choices: Rng,
     pub(crate) page: Box<Page>,
+    /// When a commit that has failed is tried again.
+    pub(crate) commit_at_ms: u64,
+    /// The past of an atomic backing store: every state of it is one of the volume's.
+    pub(crate) past: Option<History>,
     /// Operations that faults had changed before the last recovery.
     pub(crate) forgiven: u64,
     /// Whether a drive lies in this run: data may then be lost, if the loss is reported.
@@ -197,7 +201,10 @@ impl<'p> World<'p> {
         let power = Arc::new(Power::default());
         let state = preloaded(setup);
         let log = SimDrive::new("log", setup.log, power.clone());
-        let backing = SimDrive::holding("backing", image_of(&state), power.clone());
+        let mut backing = SimDrive::holding("backing", image_of(&state), power.clone());
+        if setup.is_atomic() {
+            backing = backing.atomic(None);
+        }
         let memory = new_memory();
         let volume = Volume::create(setup, &log, &memory)
             .map_err(|e| Trouble::new(Kind::Refused, format!("the first time: {e}")))?;
@@ -215,6 +222,8 @@ impl<'p> World<'p> {
             backing,
             volume,
             memory,
+            past: setup.is_atomic().then(|| History::new(state.clone(), 0)),
+            commit_at_ms: 0,
             history: History::new(state, 0),
             writers: Vec::new(),
             readers: Vec::new(),

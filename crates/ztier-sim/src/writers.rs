@@ -198,6 +198,9 @@ impl World<'_> {
     fn record(&mut self, block: u32, value: Value) {
         self.stats.writes += 1;
         self.history.write(block, value);
+        if let Some(past) = &mut self.past {
+            past.write(block, value);
+        }
         for reader in self.readers.iter_mut().filter(|reader| reader.block == block) {
             reader.allowed.push(value);
         }

@@ -30,6 +30,8 @@ pub(super) struct Gathering {
     pub blocks: BTreeMap<u64, (usize, Data)>,
     /// Blocks that are zeroed before any is written.
     pub zeros: Intervals,
+    /// Blocks whose content is lost at the end of what was gathered.
+    pub lost: Intervals,
     /// Blocks with copies, which the backing store has already.
     pub copies: Vec<u64>,
     /// Parts of segments that cannot be read as chunks.
@@ -145,7 +147,10 @@ impl Gathering {
             }
             Entry::Data(data) => self.name(self.segments, data),
             Entry::Range { kind: Kind::Zeros, block, count } => self.zero(block, block + count),
-            Entry::Range { block, count, .. } => self.forget(block, block + count),
+            Entry::Range { block, count, .. } => {
+                self.lost.insert(block..block + count);
+                self.forget(block, block + count)
+            }
         }
     }
 
@@ -155,11 +160,13 @@ impl Gathering {
         } else {
             self.blocks.insert(data.block, (segment, data));
         }
+        self.lost.remove(data.block..data.block + 1);
         0
     }
 
     fn zero(&mut self, start: u64, end: u64) -> usize {
         self.zeros.insert(start..end);
+        self.lost.remove(start..end);
         self.forget(start, end)
     }
 

@@ -15,7 +15,7 @@ use super::holes::{ANYWHERE, Hole, Record, Tombstone};
 use super::judging::{At, Judging, Part};
 use super::map::Packed;
 use super::state::Core;
-use super::window_state::STEP;
+use super::window_state::{Judged, STEP};
 use crate::intervals::Intervals;
 use crate::log::disk::format::{Data, Kind, LOST_MAX};
 use crate::log::planted::{self, Bug, mark, visit};
@@ -44,8 +44,7 @@ impl Core {
     /// Begins to judge a window that has ended well.
     pub(super) fn begin_judging(
         &self,
-        (end, rescues): (u64, bool),
-        blocks: Vec<u64>,
+        Judged { end, rescues, blocks, lost }: Judged,
         damaged: Vec<(u64, Data)>,
         unreadable: &[Part],
     ) -> Judging {
@@ -60,16 +59,17 @@ impl Core {
                 }
             }
         }
-        let lost = self.holes.has_lost_before(end);
+        let lost_before = self.holes.has_lost_before(end);
         Judging {
             end,
             rescues,
             blocks,
+            lost,
             at: if unknown.ranges() == 0 { At::Discards } else { At::Index(0) },
             unknown,
             again: false,
             spans: spans(unreadable),
-            judges: lost || !damaged.is_empty() || !unreadable.is_empty(),
+            judges: lost_before || !damaged.is_empty() || !unreadable.is_empty(),
             damaged,
             range: None,
             full: Ok(()),
@@ -103,7 +103,8 @@ impl Core {
                 At::Damaged => match judging.damaged.pop() {
                     Some((segment, data)) => self.judge_damaged(&mut judging, segment, &data),
                     None if judging.rescues => {
-                        self.end_rescue(judging.end);
+                        let Judging { end, rescues, blocks, lost, .. } = *judging;
+                        self.settled(Judged { end, rescues, blocks, lost });
                         return None;
                     }
                     None => judging.at = At::Lost(Record::default()),
@@ -279,7 +280,7 @@ impl Core {
 
     /// Ends judging a window.
     fn judged(&mut self, judging: Judging) {
-        let Judging { end, blocks, judges, full, .. } = judging;
+        let Judging { end, rescues, blocks, lost, judges, full, .. } = judging;
         if full.is_err() {
             // No room to say what is lost: the window is taken again later.
             mark("window.no_room");
@@ -287,12 +288,14 @@ impl Core {
             return;
         }
         self.window.unread_parts.carried(end);
-        self.mixed(end);
+        if !self.options.atomic {
+            self.mixed(end);
+        }
         self.read_well(end);
         // Judging may have skipped a record because the index names a newer one: that one has to be
         // durable before the tail moves, too.
         let waits = judges && !planted::on(Bug::TailBeforeSuccessor);
         let ticket = if waits { self.flush() } else { Ticket(0) };
-        self.end_judging(end, blocks, ticket);
+        self.end_judging(ticket, Judged { end, rescues, blocks, lost });
     }
 }

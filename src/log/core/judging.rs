@@ -75,6 +75,8 @@ pub(super) struct Judging {
     pub(super) rescues: bool,
     /// Blocks that its segments name.
     pub(super) blocks: Vec<u64>,
+    /// Blocks whose content is lost in the state at the window's end, as first block and count.
+    pub(super) lost: Vec<(u64, u64)>,
     pub(super) at: At,
     /// Parts to look up in the index, as [`Unread::parts`].
     pub(super) unknown: Intervals,

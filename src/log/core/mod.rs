@@ -11,6 +11,7 @@ pub(super) mod chunk;
 mod command;
 pub(super) mod commit;
 pub(super) mod commit_state;
+mod committing;
 mod copies;
 mod fill;
 mod gather;

@@ -31,6 +31,8 @@ pub struct Options {
     pub gather_part: u64,
     /// Percent of the log that may hold copies of the backing store's blocks; 0: none.
     pub keep_percent: u64,
+    /// Whether the backing store is atomic: [`Drive::is_atomic`](crate::media::Drive::is_atomic).
+    pub atomic: bool,
 }
 
 impl Default for Options {
@@ -42,6 +44,7 @@ impl Default for Options {
             checkpoint: 4 << 30,
             gather_part: 8,
             keep_percent: 0,
+            atomic: false,
         }
     }
 }

@@ -112,7 +112,7 @@ impl Core {
     }
 
     /// The segment and the offset from which on nothing is durable.
-    fn durable_end(&self) -> (u64, u32) {
+    pub(super) fn durable_end(&self) -> (u64, u32) {
         self.sealed.front().map_or((u64::MAX, 0), |s| (s.header.segment, s.header.offset))
     }
 

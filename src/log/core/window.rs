@@ -11,7 +11,7 @@
 use super::commit_state::{Progress, Ticket};
 use super::release::Release;
 use super::state::Core;
-use super::window_state::{After, Copying, Ended, Plan, Planned, STEP, Stage, Step};
+use super::window_state::{After, Copying, Ended, Judged, Plan, Planned, STEP, Stage, Step};
 use crate::log::disk::format::{IDENTITY, SUPER, SUPER_AT, Tail};
 use crate::log::planted::{self, Bug, mark, visits};
 use crate::media::{Buffer, ChangeCounter};
@@ -39,7 +39,7 @@ impl Core {
     pub(in crate::log) fn resume(&mut self, in_order: bool) {
         if self.fullness().0 == 0 {
             self.sb.mixture_s = 0;
-        } else if !in_order || self.sb.mixture_s > 0 {
+        } else if !in_order && !self.options.atomic || self.sb.mixture_s > 0 {
             self.sb.mixture_s = self.sb.mixture_s.max(self.sb.past_s).max(1);
             self.window.reached = self.first + self.segments.len() as u64;
         }
@@ -60,15 +60,20 @@ impl Core {
 
     /// Notes that the segments before `end` have been written to the backing store.
     pub(super) fn mixed(&mut self, end: u64) {
-        while let Some(&(_, time)) = self.window.times.front().filter(|(s, _)| *s < end) {
-            self.sb.past_s = time;
+        self.sb.past_s = self.past_at(end);
+        while self.window.times.front().is_some_and(|(s, _)| *s < end) {
             self.window.times.pop_front();
         }
-        self.sb.past_s = self.sb.past_s.max(self.window.opened_s);
         // The mixture ends, unless a larger window has begun to write segments behind this end.
         if end >= self.window.reached {
             self.sb.mixture_s = 0;
         }
+    }
+
+    /// The time of the state with the segments before `end`.
+    pub(super) fn past_at(&self, end: u64) -> u64 {
+        let before = self.window.times.iter().take_while(|(segment, _)| *segment < end).last();
+        before.map_or(self.sb.past_s, |(_, time)| *time).max(self.window.opened_s)
     }
 
     /// Begins the next window: the oldest durable segments that are not written back, at most
@@ -108,7 +113,9 @@ impl Core {
             self.holes.retire(end, usize::MAX);
         }
         self.window.step = Step::Away { end, reached: self.window.reached };
-        self.mixes(end);
+        if !self.options.atomic {
+            self.mixes(end);
+        }
         mark("window.begun");
         let (stones, records) = self.window.unread_parts.before(end);
         let patient = self.is_patient() && stones.is_empty();
@@ -167,7 +174,7 @@ impl Core {
                 return;
             }
         };
-        let Ended::Well { cut, blocks, damaged, unreadable } = ended else {
+        let Ended::Well { cut, blocks, damaged, unreadable, lost } = ended else {
             mark("window.failed");
             self.counts.windows_failed += 1;
             if rescues {
@@ -182,14 +189,23 @@ impl Core {
             self.window.reached = reached.max(cut);
         }
         let end = cut.unwrap_or(end);
-        let judging = self.begin_judging((end, rescues), blocks, damaged, &unreadable);
+        if self.options.atomic && !unreadable.is_empty() {
+            mark("window.mixes");
+            // Blocks that only newer segments have now keep an older state than the window's.
+            self.mixes(self.end());
+        }
+        let judged = Judged { end, rescues, blocks, lost };
+        if planted::on(Bug::CommitBeforeJudging) && self.options.atomic && !rescues {
+            return self.settled(judged);
+        }
+        let judging = self.begin_judging(judged, damaged, &unreadable);
         self.window.step = Step::Judging(Box::new(judging));
         self.step_window();
     }
 
     /// Ends judging: the tail may move when all that judging appended is durable.
-    pub(super) fn end_judging(&mut self, end: u64, blocks: Vec<u64>, ticket: Ticket) {
-        self.window.step = Step::Securing { end, ticket, blocks };
+    pub(super) fn end_judging(&mut self, ticket: Ticket, judged: Judged) {
+        self.window.step = Step::Securing { ticket, judged };
     }
 
     /// Notes that nothing of the segments before `end` has to be read again.
@@ -206,20 +222,12 @@ impl Core {
                     self.window.step = Step::Judging(judging);
                 }
             }
-            Step::Securing { end, ticket, blocks } => {
+            Step::Securing { ticket, judged } => {
                 if self.progress(ticket) != Progress::Done {
-                    self.window.step = Step::Securing { end, ticket, blocks };
+                    self.window.step = Step::Securing { ticket, judged };
                     return;
                 }
-                if !self.frees_at_once() {
-                    mark("window.leaves_copies");
-                    if planted::on(Bug::RetireBeforeCopies) {
-                        self.holes.retire(end, usize::MAX);
-                    }
-                    return self.move_tail(end, false);
-                }
-                let retired = planted::on(Bug::ForgetBeforeRetiring);
-                self.window.step = Step::Forgetting { end, blocks, retired };
+                self.settled(judged);
             }
             // Ranges first: a block that the index forgets must not uncover an older range.
             Step::Forgetting { end, blocks, retired: false } => {
@@ -253,14 +261,28 @@ impl Core {
             step @ (Step::Idle
             | Step::Away { .. }
             | Step::Rescuing { .. }
+            | Step::Committing(_)
             | Step::Moving { .. }) => self.window.step = step,
         }
+    }
+
+    /// Begins to forget the segments before `end`, which the backing store has, and their `blocks`.
+    pub(super) fn forget_window(&mut self, end: u64, blocks: Vec<u64>) {
+        if !self.frees_at_once() {
+            mark("window.leaves_copies");
+            if planted::on(Bug::RetireBeforeCopies) {
+                self.holes.retire(end, usize::MAX);
+            }
+            return self.move_tail(end, false);
+        }
+        let retired = planted::on(Bug::ForgetBeforeRetiring);
+        self.window.step = Step::Forgetting { end, blocks, retired };
     }
 
     /// Gives windows up when the log fails: only the return of a writeback at work is awaited.
     pub(super) fn give_windows_up(&mut self) {
         match &self.window.step {
-            Step::Away { .. } | Step::Rescuing { .. } => {}
+            Step::Away { .. } | Step::Rescuing { .. } | Step::Committing(_) => {}
             Step::Judging(judging) if judging.rescues() => {}
             Step::Forgetting { end, .. } | Step::Moving { end, .. } | Step::Leaving { end } => {
                 // The index has begun to rely on the backing store for these segments.
@@ -279,7 +301,9 @@ impl Core {
     /// Begins a window of a failed log, of the segments before `end`.
     pub(super) fn rescue_until(&mut self, end: u64) {
         self.window.step = Step::Rescuing { end, reached: self.window.reached };
-        self.mixes(end);
+        if !self.options.atomic {
+            self.mixes(end);
+        }
     }
 
     /// Whether the next window is given up when the log cannot be read.

@@ -80,12 +80,27 @@ pub enum Ended {
         damaged: Vec<(u64, Data)>,
         /// Parts of segments that cannot be read as chunks.
         unreadable: Vec<Part>,
+        /// Blocks whose content is lost in the state at the window's end, as first block and count.
+        lost: Vec<(u64, u64)>,
     },
     /// A drive failed; the changes in the window are still dirty.
     Badly {
         /// The log could not be read.
         unread: bool,
     },
+}
+
+/// A window that was judged.
+#[derive(Debug)]
+pub(super) struct Judged {
+    /// The segment before which it ended.
+    pub(super) end: u64,
+    /// Whether the log has failed.
+    pub(super) rescues: bool,
+    /// Blocks that its segments name.
+    pub(super) blocks: Vec<u64>,
+    /// See [`Ended::Well`].
+    pub(super) lost: Vec<(u64, u64)>,
 }
 
 #[derive(Debug, Default)]
@@ -100,7 +115,9 @@ pub(super) enum Step {
     /// The writeback came back, and what it could not do is judged.
     Judging(Box<Judging>),
     /// Records that had to be appended become durable.
-    Securing { end: u64, ticket: Ticket, blocks: Vec<u64> },
+    Securing { ticket: Ticket, judged: Judged },
+    /// An atomic backing store is to commit the window.
+    Committing(Judged),
     /// The index forgets all ranges before `end`, and once these are `retired`, the blocks.
     Forgetting { end: u64, blocks: Vec<u64>, retired: bool },
     /// The superblock with the new tail is written.

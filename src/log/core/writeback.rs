@@ -481,12 +481,17 @@ impl Writeback {
         if self.failed {
             return Some(Ended::Badly { unread: self.unread });
         }
-        let Gathering { blocks, copies, unreadable, .. } = std::mem::take(&mut self.gathered);
+        let Gathering { blocks, copies, unreadable, mut lost, .. } =
+            std::mem::take(&mut self.gathered);
+        for (_, data) in &self.damaged {
+            lost.insert(data.block..data.block + 1);
+        }
         Some(Ended::Well {
             cut: self.cut,
             blocks: blocks.into_keys().chain(copies).collect(),
             damaged: std::mem::take(&mut self.damaged),
             unreadable,
+            lost: lost.iter().map(|range| (range.start, range.end - range.start)).collect(),
         })
     }
 }

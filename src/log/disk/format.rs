@@ -6,6 +6,7 @@
 
 use crate::BLOCK_SIZE;
 use crate::GROUP;
+pub use crate::media::Tail;
 use crate::media::{ChangeCounter, Identity};
 
 /// First bytes of a superblock.
@@ -100,17 +101,6 @@ pub struct Epoch {
 pub fn data_at(size: u64, segment: u32) -> u64 {
     let area = (size / AREA_PART).max(AREA_MIN).next_multiple_of(BLOCK_SIZE as u64);
     (DATA_MIN + 2 * area).next_multiple_of(u64::from(segment))
-}
-
-/// Where the log begins.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tail {
-    /// The oldest segment.
-    pub segment: u64,
-    /// Number of its first chunk.
-    pub chunk: u64,
-    /// CRC of the header before that chunk.
-    pub prev: u32,
 }
 
 /// Where a checkpoint is, and from which chunk on to replay.

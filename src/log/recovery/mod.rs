@@ -10,8 +10,8 @@ mod step;
 mod walk;
 
 pub use recover::{
-    Inspection, format, inspect, inspect_telling, inspect_warm, least_size, newest_superblock,
-    open, read_superblock,
+    Inspection, format, inspect, inspect_committed, inspect_telling, inspect_warm, least_size,
+    newest_superblock, open, read_superblock,
 };
 pub use report::{Accepted, Report};
 pub use step::Step;

@@ -17,7 +17,7 @@ use crate::log::disk::format::{
 };
 use crate::log::disk::open_error::OpenError;
 use crate::log::planted::{self, Bug, mark};
-use crate::media::{Buffer, ChangeCounter, Drive};
+use crate::media::{Buffer, ChangeCounter, Commit, Drive};
 
 /// Makes an empty log.
 ///
@@ -191,7 +191,22 @@ pub fn inspect_telling(
     payloads: bool,
     progress: &dyn Fn(Step),
 ) -> Result<Inspection, OpenError> {
-    look(log, (accept_loss, payloads), false, progress)
+    look(log, (accept_loss, payloads), false, None, progress)
+}
+
+/// As [`inspect`], for a log whose atomic backing store has this commit of the log as its newest:
+/// what is before the commit's tail does not count.
+///
+/// # Errors
+/// As [`inspect`].
+pub fn inspect_committed(
+    log: &dyn Drive,
+    accept_loss: bool,
+    committed: &Commit,
+    progress: &dyn Fn(Step),
+) -> Result<Inspection, OpenError> {
+    let committed = (!planted::on(Bug::RepeatCommitted)).then_some(committed);
+    look(log, (accept_loss, false), false, committed, progress)
 }
 
 /// As [`inspect`], for a log whose backing store was not written since the log was closed: clean
@@ -204,11 +219,11 @@ pub fn inspect_warm(
     accept_loss: bool,
     progress: &dyn Fn(Step),
 ) -> Result<Inspection, OpenError> {
-    match look(log, (false, false), true, progress) {
+    match look(log, (false, false), true, None, progress) {
         Ok(found) if found.is_whole() => Ok(found),
         _ => {
             mark("recover.cold");
-            look(log, (accept_loss, false), false, progress)
+            look(log, (accept_loss, false), false, None, progress)
         }
     }
 }
@@ -217,9 +232,18 @@ fn look(
     log: &dyn Drive,
     (accept_loss, payloads): (bool, bool),
     warm: bool,
+    committed: Option<&Commit>,
     progress: &dyn Fn(Step),
 ) -> Result<Inspection, OpenError> {
     let (mut superblock, newest, mended) = read_superblock(log)?;
+    let written = superblock.written.segment;
+    if let Some(later) = committed.filter(|commit| commit.tail.segment > written) {
+        mark("recover.committed");
+        superblock.written = later.tail;
+        (superblock.past_s, superblock.mixture_s) = (later.at_s, later.mixture_s);
+        // What is still lost has records behind that tail, or is lost in the commit.
+        superblock.lost.clear();
+    }
     if !warm && !planted::on(Bug::ServeVoid) {
         (superblock.tail, superblock.void) = (superblock.written, u64::MAX);
     }

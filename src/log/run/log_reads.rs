@@ -11,9 +11,10 @@ use crate::codec::{Algorithm, Codec};
 use crate::log::core::{Core, Found, Reading};
 use crate::log::disk::cluster::Unpacked;
 use crate::log::disk::format::Kind;
-use crate::media::{ALIGN, Buffer, Drive, DriveError, Failures};
+use crate::media::{ALIGN, Buffer, Commit, Drive, DriveError, Failures};
 use crate::sync::Mutex;
 use std::sync::Arc;
+use std::time::Duration;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Blocks that are looked up at once: 1 MiB.
@@ -214,8 +215,28 @@ impl Drive for LogReadDrive {
         self.backing.failures()
     }
 
+    fn is_atomic(&self) -> bool {
+        self.backing.is_atomic()
+    }
+
+    fn begin(&self) {
+        self.backing.begin();
+    }
+
+    fn settle(&self, most: Duration) -> Result<bool, DriveError> {
+        self.backing.settle(most)
+    }
+
+    fn commit(&self, commit: &Commit, most: Duration) -> Result<bool, DriveError> {
+        self.backing.commit(commit, most)
+    }
+
     fn flush(&self) -> Result<(), DriveError> {
         self.backing.flush()
+    }
+
+    fn close(&self) -> Result<(), DriveError> {
+        self.backing.close()
     }
 }
 
@@ -231,7 +252,7 @@ mod tests {
     use crate::media::{Access, FileDrive, Memory};
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     /// A drive whose readers panic once it strikes.
     struct Deadly {

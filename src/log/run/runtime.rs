@@ -12,7 +12,9 @@ use super::write_throttle::WAY;
 use crate::codec::Algorithm;
 use crate::error::{Context, Result};
 use crate::log::core::{Command, Core, Device, Ended, Op, Outcome, Writeback, join};
-use crate::media::{Buffer, ChangeCounter, Completion, Ring, Submission, ring};
+use crate::media::{
+    Action, Buffer, ChangeCounter, Commit, Completion, DriveError, Ring, Submission, ring,
+};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Condvar, JoinHandle, Mutex, scope, sleep, spawn, spawn_scoped, step_aside};
 use std::sync::Arc;
@@ -33,6 +35,8 @@ const URGENT: u64 = 90;
 const NEARLY_FULL: u64 = 3;
 /// The largest window, in bytes.
 const WINDOW_MAX: u64 = 256 << 20;
+/// The largest window of an atomic drive, which keeps all of it in memory until the commit.
+const ATOMIC_WINDOW_MAX: u64 = 32 << 20;
 /// A window is at most one in this many of the log: else writers and writeback would take turns.
 const WINDOW_PART: u64 = 4;
 
@@ -274,6 +278,7 @@ fn write_back(logged: &Logged, draining: &Goal, policy: &Mutex<Policy>) {
             full || hurries(logged, draining) || logged.is_stopping()
         };
         logged.note_backing();
+        logged.backing().begin();
         let before = logged.core().windows_failed();
         let ended = carry(logged, Writeback::new(plan).watching(logged.samples()), &pressed);
         if matches!(ended, Ended::Well { .. }) {
@@ -281,8 +286,14 @@ fn write_back(logged: &Logged, draining: &Goal, policy: &Mutex<Policy>) {
         }
         logged.write_throttle().end();
         logged.core().end_window(ended);
-        let between = |core: &mut Core| core.is_between_windows() || logged.is_stopping();
-        logged.settle(Awaited::Commit, |core| between(core).then_some(()));
+        let ready = |core: &mut Core| {
+            let due = core.commit_due();
+            (due.is_some() || core.is_between_windows() || logged.is_stopping()).then_some(due)
+        };
+        if let Some(due) = logged.settle(Awaited::Commit, ready) {
+            bring(logged, &due);
+            logged.settle(Awaited::Commit, |core| ready(core).map(drop));
+        }
         let failed = logged.core().windows_failed() > before;
         logged.note_window(!failed || planted::on(Bug::ForgetFailedWindows));
         logged.note_backing();
@@ -312,7 +323,8 @@ fn due(logged: &Logged, policy: Policy, hurry: bool) -> Option<(u64, (u64, u64))
         // Even if disabled: requests must not wait for room for ever.
         false => percent >= URGENT || used + NEARLY_FULL >= segments,
     };
-    let bytes = policy.window_at(percent);
+    let most = if logged.backing().is_atomic() { ATOMIC_WINDOW_MAX } else { WINDOW_MAX };
+    let bytes = policy.window_at(percent).min(most);
     (must || due).then(|| (bytes.min(log_bytes / WINDOW_PART), (used, segments)))
 }
 
@@ -328,6 +340,12 @@ fn close_segment(logged: &Logged, draining: &Goal) {
     if draining.is_ahead_of(core.end() - 1) {
         core.finish_segment();
     }
+}
+
+/// The failure of a flush that the end of the volume has cut short.
+fn interrupted() -> DriveError {
+    let errno = rustix::io::Errno::INTR.raw_os_error();
+    DriveError { action: Action::Flush, at: 0, len: 0, errno }
 }
 
 /// Whether writeback must hurry, and so ignores the throttle.
@@ -349,15 +367,50 @@ fn carry(logged: &Logged, writeback: Writeback, pressed: &Pressed<'_>) -> Ended 
     writeback.into_inner().ended().unwrap_or(Ended::Badly { unread: false })
 }
 
+/// Has an atomic backing store commit a window, until it has done so or the volume stops.
+fn bring(logged: &Logged, commit: &Commit) {
+    match patiently(logged, || logged.backing().commit(commit, TICK)) {
+        true => logged.core().committed(),
+        // It may be done all the same: the next process finds out.
+        false => logged.core().leave_commit(),
+    }
+}
+
+/// Asks an atomic backing store again and again, through outages: what it has of a window stays.
+/// Returns whether it did its part before the volume stopped.
+fn patiently(logged: &Logged, ask: impl Fn() -> std::result::Result<bool, DriveError>) -> bool {
+    while !logged.is_stopping() {
+        match ask() {
+            Ok(true) => return true,
+            Ok(false) => {}
+            Err(e) => {
+                logged.note_failure(e);
+                logged.note_window(false);
+                sleep(PAUSE);
+            }
+        }
+    }
+    false
+}
+
 /// Carries out one command of a window.
 fn move_one(logged: &Logged, command: &Command, pressed: &Pressed<'_>) -> Outcome {
     let (throttle, moves) = (logged.writeback_throttle(), command.device == Device::Backing);
     if moves {
         throttle.begin();
     }
-    let outcome = logged.carry_out(command);
-    let wants = moves && throttle.wants_flush(logged.now_ms()) && !pressed();
-    let flush = wants && matches!(outcome, Outcome::Done);
+    let outcome = match command.op {
+        Op::Flush if moves && logged.backing().is_atomic() => {
+            match patiently(logged, || logged.backing().settle(TICK)) {
+                true => Outcome::Done,
+                false => Outcome::Failed(interrupted()),
+            }
+        }
+        _ => logged.carry_out(command),
+    };
+    // Of an atomic drive, flushed parts of a window are of no use to readers.
+    let wants = moves && !logged.backing().is_atomic() && throttle.wants_flush(logged.now_ms());
+    let flush = wants && !pressed() && matches!(outcome, Outcome::Done);
     let outcome = if flush { logged.flush_backing() } else { outcome };
     if moves {
         throttle.end();
