@@ -17,7 +17,7 @@ pub enum Loses {
     Log,
     /// Parts of the log that can't be read.
     Damaged,
-    /// Data written after an older state of the log.
+    /// Data written after an older state of the log or the store.
     Newer,
     /// What another owner has not sent to a store yet.
     Unsent,
@@ -288,6 +288,14 @@ remedies! {
         "copy both drives first; then give up the log and what it held with --discard-log, or what was \
          changed on the backing store with --accept-changed-backing (then check the file system)",
         Loses::Log,
+    );
+    /// A store that is older than what its log had brought it.
+    STORE_BEHIND = Remedy::or(
+        "give the store in its newest state",
+        "give the store in its newest state: it may be a copy that was restored; only if there is \
+         none, --accept-changed-backing puts what the log holds over the older state (then check \
+         the file system)",
+        Loses::Newer,
     );
     /// A log that does not say which backing store it belongs to.
     LOG_NAMELESS = Remedy::last(

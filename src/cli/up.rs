@@ -184,7 +184,7 @@ impl Up {
             return Err(Error::usage(format!("{flag} is for a volume with a log"))
                 .hint(format!("leave out {flag}, or give --backing and --log")));
         }
-        if self.force && !plan.backing.as_deref().is_some_and(device::is_store) {
+        if self.force && !plan.is_in_store() {
             return Err(
                 Error::usage("--force is for a volume in a store").hint("leave out --force")
             );

@@ -184,8 +184,7 @@ impl Plan {
             return Err(below_minimum(limit, least, self.size_bytes, self.segment_bytes));
         }
         let (memory, log) = (machine::memory_bytes(), self.log.as_ref());
-        let in_store = self.backing.as_deref().is_some_and(device::is_store);
-        let store = if in_store { 2 * store_waiting_bytes() } else { 0 };
+        let store = if self.is_in_store() { 2 * store_waiting_bytes() } else { 0 };
         let beside = HEADROOM + log.map_or(0, LogPlan::memory_bytes) + store;
         let most = memory.saturating_sub(beside);
         if limit <= most {
@@ -202,6 +201,11 @@ impl Plan {
             human(beside)
         ))
         .hint("give less, like 10%"))
+    }
+
+    /// Whether the volume is in a store of objects.
+    pub fn is_in_store(&self) -> bool {
+        self.backing_store().is_some_and(device::is_store)
     }
 
     /// The drive that is the backing store.
@@ -254,11 +258,6 @@ impl Plan {
             ))
         })?;
         let plan = Self { log: None, backing: None, ..self.clone() };
-        if device::is_store(backing) {
-            let text =
-                format!("volume `{}` is in a store: it has no log in this version", self.name);
-            return Err(Error::usage(text).hint("leave out --log"));
-        }
         let Some((log, wipe)) = log else {
             return Ok(Self { backing: Some(backing.to_owned()), ..plan });
         };
@@ -364,15 +363,14 @@ impl Plan {
         kind: Kind,
         (log, store, paths): (Option<&Path>, &Path, &Paths),
     ) -> Result<Self> {
-        if log.is_some() {
-            let text = "a volume in a store has no log in this version";
-            return Err(Error::usage(text).hint("give --log none"));
-        }
         if settings.log.is_none() {
             let text = "without a log, each flush of a volume in a store waits for that store";
-            return Err(Error::usage(text).hint("if that is meant, say --log none"));
+            return Err(Error::usage(text)
+                .hint("give --log DEV on a fast local disk, or --log none if that is meant"));
         }
-        refuse_of_log(&Settings { log: None, ..settings.clone() })?;
+        if log.is_none() {
+            refuse_of_log(&Settings { log: None, ..settings.clone() })?;
+        }
         refuse_of_spill(settings)?;
         usage::refuse_with_log(settings)?;
         let size_bytes = match (settings.size, device::store_size(store)?) {
@@ -394,19 +392,23 @@ impl Plan {
         };
         check_size(size_bytes)?;
         let (ram_limit_bytes, ram_auto) = cache_limit(settings)?;
+        let log = match log {
+            Some(log) => Some(LogPlan::of(settings, full(log)?, store.to_owned())?),
+            None => None,
+        };
         Ok(Self {
             name: volume.to_owned(),
             size_bytes,
             ram_limit_bytes,
             ram_auto,
-            segment_bytes: DEFAULT_SEGMENT,
+            segment_bytes: if log.is_some() { check_segment(settings)? } else { DEFAULT_SEGMENT },
             sector_bytes: settings.sector,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
             recompress: Recompress::Off,
             export: export(volume, settings, kind, paths)?,
-            threads: check_threads(settings, WAITING_THREADS)?,
-            log: None,
-            backing: Some(store.to_owned()),
+            threads: check_threads(settings, if log.is_some() { 2 } else { WAITING_THREADS })?,
+            backing: log.is_none().then(|| store.to_owned()),
+            log,
             take_over: false,
             spill: None,
             usage: None,

@@ -89,16 +89,21 @@ fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, progress: &dyn Fn(&str))
     Ok(Made { unlocked, ..Made::new(volume, notes) })
 }
 
-/// Takes over a volume in a store.
-fn in_store(plan: &Plan, place: &Path, paths: &Paths, progress: &dyn Fn(&str)) -> Result<Made> {
-    let options = device::StoreOptions {
+/// How to open the store of a volume.
+fn store_options(plan: &Plan, place: &Path, paths: &Paths) -> device::StoreOptions {
+    device::StoreOptions {
         place: place.to_owned(),
         size: plan.size_bytes,
         owner: owner(&plan.name, paths),
         force: plan.take_over,
         algorithm: plan.algorithm,
         waiting_max: plan::store_waiting_bytes() as usize,
-    };
+    }
+}
+
+/// Takes over a volume in a store.
+fn in_store(plan: &Plan, place: &Path, paths: &Paths, progress: &dyn Fn(&str)) -> Result<Made> {
+    let options = store_options(plan, place, paths);
     let limits = (plan.ram_limit_bytes, machine::memory_bytes());
     let opening = Opening::new(progress);
     let volume =
@@ -125,7 +130,9 @@ fn owner(volume: &str, paths: &Paths) -> String {
 /// The backing store can't be opened.
 pub(super) fn sector(plan: &Plan, volume: &dyn Serving) -> Result<Sector> {
     match (plan.sector_bytes, &plan.log) {
-        (None, Some(log)) => Ok(device::sector::of_volume(volume, &log.backing)?.0),
+        (None, Some(log)) if !plan.is_in_store() => {
+            Ok(device::sector::of_volume(volume, &log.backing)?.0)
+        }
         _ => Ok(plan.sector()?.0),
     }
 }
@@ -201,8 +208,13 @@ fn open_log(
         },
     };
     let opening = Opening::new(progress);
-    let progress = |step| opening.at(step);
-    let device::Opened { volume, notes } = pair.open(options, memory, &progress)?;
+    let steps = |step| opening.at(step);
+    let device::Opened { volume, notes } = if plan.is_in_store() {
+        let store = store_options(plan, &log.backing, paths);
+        pair.open_in_store(&store, options, memory, (&steps, &|read| opening.objects(read)))?
+    } else {
+        pair.open(options, memory, &steps)?
+    };
     log::line(&volume.report().to_string());
     notes.iter().for_each(|note| log::line(note));
     let report = volume.report();

@@ -5,9 +5,11 @@
 //! that it was made for, in the state in which the log left it. Of a log, only the newest state
 //! that this machine has seen is accepted. Each exception that may lose data has a flag of its own.
 
+use super::backing::Backing;
 use super::claimed::{Claimed, holds_data};
 use super::drives::{failed, random};
 use super::logged::{LogOptions, LogVolume};
+use super::object_setup::{self, StoreOptions};
 use super::record::{Book, Record, Seen, moment, state};
 use super::spill_setup;
 use crate::BLOCK_SIZE;
@@ -17,7 +19,9 @@ use crate::log::{self, Accepted, Inspection, Kept, OpenError, Step};
 use crate::media::{
     Access, ChangeCounter, Drive, FileDrive, Identity, Match, Memory, Ring, StableId, common_layer,
 };
+use crate::object::{ObjectDrive, VolumeFound};
 use crate::remedy;
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -96,6 +100,9 @@ impl Pair {
     }
 
     fn refuse_same(&self) -> Result<()> {
+        if object_setup::is_store(&self.backing) {
+            return object_setup::refuse_inside(&self.backing, &self.log);
+        }
         let Some(layer) = common_layer(&self.log, &self.backing) else { return Ok(()) };
         let (log, backing, layer) = (self.log.display(), self.backing.display(), layer.display());
         Err(Error::usage(format!(
@@ -105,19 +112,39 @@ impl Pair {
     }
 
     /// Claims both drives. If `another`, a process may have held them until it died.
-    fn claim(&self, another: bool) -> Result<Claimed> {
+    fn claim(&self, another: bool) -> Result<(Claimed, Arc<FileDrive>)> {
         self.refuse_same()?;
-        let backing = FileDrive::take(&self.backing, another)?;
+        let backing = Arc::new(FileDrive::take(&self.backing, another)?);
         let book = Book::of(&self.state, &backing);
         let record = book.load()?;
         book.refuse_beside(&self.backing)?;
-        let log = FileDrive::take(&self.log, another).map_err(|e| match &record {
+        let log = self.claim_log(another, record.as_ref())?;
+        let drive = Arc::clone(&backing);
+        Ok((Claimed { log, backing, book, record }, drive))
+    }
+
+    fn claim_log(&self, another: bool, record: Option<&Record>) -> Result<Arc<FileDrive>> {
+        let log = FileDrive::take(&self.log, another).map_err(|e| match record {
             Some(record) if record.dirty && std::fs::File::open(&self.log).is_err() => {
                 self.lacks(record, &e.to_string())
             }
             _ => e,
-        })?;
-        Ok(Claimed { log, backing, book, record })
+        });
+        Ok(Arc::new(log?))
+    }
+
+    /// If the backing store is a volume in a store: what is known of it without taking it over.
+    ///
+    /// # Errors
+    /// It has no volume yet.
+    fn volume_in_store_if_store(&self) -> Result<Option<VolumeFound>> {
+        if !object_setup::is_store(&self.backing) {
+            return Ok(None);
+        }
+        object_setup::volume_at(&self.backing)?.map(Some).ok_or_else(|| {
+            Error::failure(format!("{} has no volume yet", self.backing.display()))
+                .hint("make it with `ztier up NAME --backing file:///DIR --size SIZE --log DEV`")
+        })
     }
 
     /// Inspects the log. Fails if it has losses that are not accepted.
@@ -131,9 +158,15 @@ impl Pair {
             // The log's copies of blocks count only if nothing was certainly written to the backing
             // store since the log was closed.
             if options.log.keep_percent > 0 && claimed.is_untouched() {
-                return log::inspect_warm(&claimed.log, accept_loss, progress);
+                return log::inspect_warm(&*claimed.log, accept_loss, progress);
             }
-            log::inspect_telling(&claimed.log, accept_loss, false, progress)
+            let sb = log::read_superblock(&*claimed.log).ok();
+            match sb.and_then(|(sb, ..)| claimed.backing.committed(&sb)) {
+                Some(commit) => {
+                    log::inspect_committed(&*claimed.log, accept_loss, &commit, progress)
+                }
+                None => log::inspect_telling(&*claimed.log, accept_loss, false, progress),
+            }
         };
         let found = read(options.accept_loss || !self.accepted.is_empty())?;
         if options.accept_loss || found.lacks_only(&self.accepted) {
@@ -166,11 +199,17 @@ impl Pair {
     /// is the log of another drive.
     pub fn check_log(&self) -> Result<()> {
         self.refuse_same()?;
-        let backing = FileDrive::open(&self.backing, Access::ReadOnly)?;
-        let log = FileDrive::open(&self.log, Access::Exclusive)?;
+        let log = Arc::new(FileDrive::open(&self.log, Access::Exclusive)?);
         self.may_overwrite(&log)?;
-        let book = Book::of(&self.state, &backing);
-        match log::inspect(&log, true, false) {
+        let (backing, book): (Arc<dyn Backing>, Book) = match self.volume_in_store_if_store()? {
+            Some(volume) => (Arc::new(volume), Book::of_volume(&self.state, volume.volume)),
+            None => {
+                let backing = FileDrive::open(&self.backing, Access::ReadOnly)?;
+                let book = Book::of(&self.state, &backing);
+                (Arc::new(backing), book)
+            }
+        };
+        match log::inspect(&*log, true, false) {
             Ok(found) => {
                 let claimed = Claimed { log, backing, book, record: None };
                 self.belongs(&claimed, &found.superblock, false).map(|_| ())
@@ -191,7 +230,16 @@ impl Pair {
     /// A drive can't be used, or holds something that may not be overwritten, or the size of the
     /// backing store is no multiple of 4096.
     pub fn format(&self) -> Result<()> {
-        let claimed = self.claim(false)?;
+        let claimed = match self.volume_in_store_if_store()? {
+            Some(volume) => {
+                self.refuse_same()?;
+                let book = Book::of_volume(&self.state, volume.volume);
+                let record = book.load()?;
+                let log = self.claim_log(false, record.as_ref())?;
+                Claimed { log, backing: Arc::new(volume), book, record }
+            }
+            None => self.claim(false)?.0,
+        };
         self.may_overwrite(&claimed.log)?;
         if let Some(record) = claimed.record.as_ref().filter(|r| r.dirty && !self.force) {
             let (backing, log) = (self.backing.display(), record.log.display());
@@ -206,7 +254,7 @@ impl Pair {
 
     /// The log that `make` overwrites, if it holds data.
     fn overwritten(&self, claimed: &Claimed) -> Option<Seen> {
-        let found = log::inspect(&claimed.log, true, false).ok()?;
+        let found = log::inspect(&*claimed.log, true, false).ok()?;
         holds_data(&found).then(|| Seen::of(&found.superblock))
     }
 
@@ -253,10 +301,10 @@ impl Pair {
 
     fn make(&self, claimed: &Claimed) -> Result<Seen> {
         claimed.backing.require_whole()?;
-        let blocks = claimed.backing.size() / BLOCK_SIZE as u64;
-        let (uuid, identity) = (random()?, claimed.identity()?.encode());
-        log::format(&claimed.log, uuid, identity, blocks, self.segment)
-            .and_then(|()| log::read_superblock(&claimed.log))
+        let blocks = claimed.backing.bytes() / BLOCK_SIZE as u64;
+        let (uuid, identity) = (random()?, claimed.backing.identity()?);
+        log::format(&*claimed.log, uuid, identity, blocks, self.segment)
+            .and_then(|()| log::read_superblock(&*claimed.log))
             .map(|(sb, ..)| Seen::of(&sb))
             .map_err(|e| cannot_use(&self.log, &e))
     }
@@ -275,29 +323,73 @@ impl Pair {
         progress: &dyn Fn(Step),
     ) -> Result<Opened> {
         let kept = Kept::new(memory)?;
-        let (keeps, claimed) = (!kept.is_empty(), self.claim(memory.is_inherited()));
-        claimed.and_then(|claimed| self.open_kept(claimed, options, kept, progress)).map_err(|e| {
-            match keeps {
-                true => e.after("what was not durable stays in memory, but "),
-                false => e,
-            }
-        })
+        let keeps = !kept.is_empty();
+        let open = || {
+            let (claimed, drive) = self.claim(memory.is_inherited())?;
+            let look = || self.look(&claimed, &options, progress);
+            let settled = self.settle(&claimed, &kept, &look)?;
+            self.begin(claimed, settled, options, kept, Below::Drive(drive))
+        };
+        open().map_err(|e| stays(keeps, e))
     }
 
-    fn open_kept(
+    /// As [`Self::open`], for a volume in a store of objects, which this takes over once the log is
+    /// known to fit.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; or the store fails, or the volume in it is in use, damaged, or another
+    /// one.
+    pub fn open_in_store(
+        &self,
+        store: &StoreOptions,
+        options: LogOptions,
+        memory: &Memory,
+        (steps, objects): (&dyn Fn(Step), &dyn Fn(u64)),
+    ) -> Result<Opened> {
+        let options = LogOptions { log: log::Options { atomic: true, ..options.log }, ..options };
+        let kept = Kept::new(memory)?;
+        let keeps = !kept.is_empty();
+        let open = || {
+            self.refuse_same()?;
+            let known = object_setup::volume_at(&self.backing)?;
+            let record = match known {
+                Some(volume) => Book::of_volume(&self.state, volume.volume).load()?,
+                None => None,
+            };
+            let log = self.claim_log(memory.is_inherited(), record.as_ref())?;
+            let approved = Cell::new(None);
+            let approve = |volume: &VolumeFound| {
+                let book = Book::of_volume(&self.state, volume.volume);
+                let (log, backing, record) = (Arc::clone(&log), Arc::new(*volume), book.load()?);
+                let claimed = Claimed { log, backing, book, record };
+                let look = || self.look(&claimed, &options, steps);
+                let settled = self.settle(&claimed, &kept, &look)?;
+                approved.set(Some((claimed, settled)));
+                Ok(())
+            };
+            let drive = object_setup::open(store, &approve, objects)?;
+            let (claimed, settled) = approved.take().ok_or_else(|| {
+                Error::failure("the volume was taken over unseen").hint("this is a fault of ztier")
+            })?;
+            self.begin(claimed, settled, options, kept, Below::Store(drive))
+        };
+        open().map_err(|e| stays(keeps, e))
+    }
+
+    /// Opens the log that was settled, and starts the volume.
+    fn begin(
         &self,
         claimed: Claimed,
+        Settled { mut found, given_up, notes }: Settled,
         options: LogOptions,
         mut kept: Kept,
-        progress: &dyn Fn(Step),
+        below: Below,
     ) -> Result<Opened> {
-        let look = || self.look(&claimed, &options, progress);
-        let Settled { mut found, given_up, notes } = self.settle(&claimed, &kept, &look)?;
         if given_up.is_some() {
             kept.give_up();
         }
         let sb = &mut found.superblock;
-        sb.identity = claimed.identity()?.encode();
+        sb.identity = claimed.backing.identity()?;
         // An accepted older log becomes the newest.
         let newer = claimed.newer(sb).map_or(0, |seen| seen.generation);
         sb.generation = sb.generation.max(newer);
@@ -305,7 +397,7 @@ impl Pair {
         let unknown = matches!(given_up, Some(None));
         let record = self.next_record(&claimed, log, given_up.flatten());
         let record = Record { gave_up: record.gave_up || unknown, ..record };
-        let volume = self.start(claimed, found, options, kept, record)?;
+        let volume = self.start(claimed, found, (options, kept, record), below)?;
         Ok(Opened { volume, notes })
     }
 
@@ -313,22 +405,26 @@ impl Pair {
         &self,
         claimed: Claimed,
         found: Inspection,
-        options: LogOptions,
-        kept: Kept,
-        record: Record,
+        (options, kept, record): (LogOptions, Kept, Record),
+        below: Below,
     ) -> Result<Arc<LogVolume>> {
-        let Claimed { log, backing, book, .. } = claimed;
+        let Claimed { log, book, .. } = claimed;
         let identity = Identity::decode(&found.superblock.identity);
-        let (log, id, backing) = (Arc::new(log), StableId::of(&backing), Arc::new(backing));
         let ring = Ring::new(Arc::clone(&log), DEPTH)?;
         let epoch = u64::from_le_bytes(random()?);
-        let drives = (log as Arc<dyn Drive>, Arc::clone(&backing) as Arc<dyn Drive>);
+        let drives = (log as Arc<dyn Drive>, below.drive());
         let opened = LogVolume::open_found(found, drives, options, epoch, kept)
             .map_err(|e| cannot_use(&self.log, &e))?;
-        if let Some(identity) = identity {
-            opened.watch(identity, id, Arc::clone(&backing) as Arc<dyn Drive>);
+        match below {
+            Below::Drive(backing) => {
+                if let Some(identity) = identity {
+                    let id = StableId::of(&backing);
+                    opened.watch(identity, id, Arc::clone(&backing) as Arc<dyn Drive>);
+                }
+                opened.set_change_counter(Box::new(move || ChangeCounter::of(&backing)));
+            }
+            Below::Store(object) => opened.set_object(object),
         }
-        opened.set_change_counter(Box::new(move || ChangeCounter::of(&backing)));
         opened.keep(book, record)?;
         opened.start(Some(ring))?;
         Ok(opened)
@@ -425,7 +521,7 @@ impl Pair {
             Some(Ok(found)) if claimed.is_foreign(&found.superblock) => Err(reason),
             Some(Ok(found)) => Ok(Some(found.superblock)),
             Some(Err(OpenError::Version(_))) => Err(reason),
-            Some(Err(_)) => match log::newest_superblock(&claimed.log) {
+            Some(Err(_)) => match log::newest_superblock(&*claimed.log) {
                 // The log's own drive may still have its data.
                 Ok((sb, ..)) if claimed.is_foreign(&sb) => {
                     match self.belongs(claimed, &sb, true)? {
@@ -448,7 +544,8 @@ impl Pair {
         let compared = self.belongs(claimed, sb, dirty)?;
         let mut granted = Granted::default();
         self.is_newest(claimed, found, dirty, &mut granted)?;
-        if dirty {
+        // A store that lost what a log had brought it lacks that, also if the log holds nothing more.
+        if dirty || matches!(compared, Match::Behind { .. }) {
             self.is_as_left(claimed, sb, compared, &mut granted)?;
         }
         Ok(granted)
@@ -510,7 +607,8 @@ impl Pair {
                 return Ok(());
             }
             Match::Changed { what } => format!("it differs in {what}"),
-            _ if claimed.is_written_to(sb) => {
+            Match::Behind { what } => return self.is_behind(sb, &what, granted),
+            _ if claimed.backing.is_written_to(sb) => {
                 "the kernel counted changes, which no sample shows".to_owned()
             }
             _ => return Ok(()),
@@ -528,6 +626,22 @@ impl Pair {
         granted.changed = true;
         let note = format!("{log} goes over {backing}, which was changed meanwhile ({what})");
         granted.notes.push(note);
+        Ok(())
+    }
+
+    /// Refuses a store that lacks what its log had brought it.
+    fn is_behind(&self, sb: &Superblock, what: &str, granted: &mut Granted) -> Result<()> {
+        let (log, backing) = (self.log.display(), self.backing.display());
+        if !self.accept_changed {
+            return Err(Error::would_lose(format!(
+                "{backing} is in an older state than {log} had brought it to ({what}; the log is in \
+                 a state {})",
+                moment(sb.at_s)
+            ))
+            .hint(remedy::STORE_BEHIND));
+        }
+        granted.changed = true;
+        granted.notes.push(format!("{log} goes on over an older state of {backing} ({what})"));
         Ok(())
     }
 
@@ -604,7 +718,7 @@ impl Pair {
     /// the identity in the log.
     fn belongs(&self, claimed: &Claimed, sb: &Superblock, dirty: bool) -> Result<Match> {
         let (log, backing) = (self.log.display(), self.backing.display());
-        let blocks = claimed.backing.size() / BLOCK_SIZE as u64;
+        let blocks = claimed.backing.bytes() / BLOCK_SIZE as u64;
         let compared = claimed.compare(sb)?.ok_or_else(|| {
             Error::failure(format!("{log} does not say which backing store it has"))
                 .hint(remedy::LOG_NAMELESS)
@@ -623,14 +737,37 @@ impl Pair {
             _ if sb.blocks != blocks => refuse(format!(
                 "{log} is the log of a drive with {} bytes, and {backing} has {}",
                 sb.blocks * BLOCK_SIZE as u64,
-                claimed.backing.size()
+                claimed.backing.bytes()
             )),
             compared => Ok(compared),
         }
     }
 }
 
+/// The error of an opening with memory that another process left, if it is not empty.
+fn stays(keeps: bool, e: Error) -> Error {
+    if keeps { e.after("what was not durable stays in memory, but ") } else { e }
+}
+
+/// The backing store that a log is opened for.
+enum Below {
+    Drive(Arc<FileDrive>),
+    Store(Arc<ObjectDrive>),
+}
+
+impl Below {
+    fn drive(&self) -> Arc<dyn Drive> {
+        match self {
+            Self::Drive(drive) => Arc::clone(drive) as Arc<dyn Drive>,
+            Self::Store(drive) => Arc::clone(drive) as Arc<dyn Drive>,
+        }
+    }
+}
+
 fn absolute(path: &Path) -> PathBuf {
+    if object_setup::is_store(path) {
+        return path.into();
+    }
     std::path::absolute(path).unwrap_or_else(|_| path.into())
 }
 

@@ -18,7 +18,8 @@ use crate::log::{
     self, Fault, Inspection, Kept, LogIoContext, LogReadDrive, Logged, OpenError, Policy, Runtime,
     Standing,
 };
-use crate::media::{self, Drive, Failures, Identity, MadeFor, Memory, Ring, StableId};
+use crate::media::{self, Action, Drive, Failures, Identity, MadeFor, Memory, Ring, StableId};
+use crate::object::ObjectDrive;
 use crate::stats::drives::Role;
 use crate::stats::{Latencies, LogStats, Stats};
 use crate::sync::{Mutex, ready_to_wait};
@@ -74,6 +75,8 @@ pub struct LogVolume {
     drives: [(Role, Arc<dyn Drive>); 2],
     /// Reads the backing store's change counters when the volume closes.
     count_changes: Mutex<Option<CountChanges>>,
+    /// The backing store, if it is a store of objects.
+    object: OnceLock<Arc<ObjectDrive>>,
 }
 
 impl LogVolume {
@@ -155,6 +158,7 @@ impl LogVolume {
             alarm: Arc::default(),
             drives,
             count_changes: Mutex::new(None),
+            object: OnceLock::new(),
         }))
     }
 
@@ -175,6 +179,18 @@ impl LogVolume {
     /// They show later whether the backing store was written to since.
     pub fn set_change_counter(&self, count: CountChanges) {
         *self.count_changes.lock() = Some(count);
+    }
+
+    /// Notes that the backing store is a store of objects, which may get another owner.
+    pub(super) fn set_object(&self, object: Arc<ObjectDrive>) {
+        let _ = self.object.set(object); // called once
+    }
+
+    /// Refuses a request of a volume that has another owner by now: the log would keep a change, and
+    /// never bring it anywhere.
+    fn refuse_over(&self, action: Action, at: u64) -> std::result::Result<(), IoError> {
+        let Some(object) = self.object.get() else { return Ok(()) };
+        object.refuse_over(action, at).map_err(|e| IoError::Drive(e.errno))
     }
 
     /// Tells the log which identity of the backing store is in its superblock; from now on the log
@@ -257,6 +273,10 @@ impl LogVolume {
             // data.
             let _ = book.save(&now);
         }
+        if let Some(object) = self.object.get() {
+            // The log keeps what the store has not got.
+            let _ = object.close();
+        }
         closed
     }
 
@@ -274,8 +294,12 @@ impl LogVolume {
             written_back_bytes: self.logged.written_back_bytes(),
             ..log
         };
+        let object = self.object.get().map(|object| object.stats());
+        let kept = object.as_ref().map_or(0, |object| object.index_bytes + object.waiting_bytes);
         Stats {
             disk_size_bytes: self.blocks * BLOCK,
+            mem_used_bytes: kept,
+            object,
             corrupt_records: self.logged.damaged_reads(),
             log: Some(log),
             log_loss_noted: !lost.is_empty() && common(&self.noted.lock(), &lost) == lost,
@@ -415,6 +439,7 @@ impl Engine for LogChannel {
 
     fn read(&mut self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), IoError> {
         let (volume, io) = (&self.volume, &mut self.io);
+        volume.refuse_over(Action::Read, offset)?;
         let logged = &volume.logged;
         each_mut(offset, buf, |piece, now| match piece {
             Piece::Blocks { first, .. } => {
@@ -432,6 +457,7 @@ impl Engine for LogChannel {
 
     fn write(&mut self, offset: u64, data: &[u8]) -> std::result::Result<(), IoError> {
         let (volume, io) = (&self.volume, &mut self.io);
+        volume.refuse_over(Action::Write, offset)?;
         let logged = &volume.logged;
         each(offset, data, |piece, now| match piece {
             Piece::Blocks { first, .. } => {
@@ -445,6 +471,7 @@ impl Engine for LogChannel {
     }
 
     fn zero(&mut self, offset: u64, len: u64, _keep: bool) -> std::result::Result<(), IoError> {
+        self.volume.refuse_over(Action::Zero, offset)?;
         let logged = &self.volume.logged;
         let zeroed = Zeroed::new(offset, len);
         for (block, bytes) in zeroed.parts.into_iter().flatten() {
@@ -457,6 +484,7 @@ impl Engine for LogChannel {
     }
 
     fn flush(&mut self) -> std::result::Result<(), IoError> {
+        self.volume.refuse_over(Action::Flush, 0)?;
         Ok(self.volume.logged.flush()?)
     }
 

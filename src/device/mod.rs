@@ -9,6 +9,7 @@
 //! exactly once, whether it succeeds or fails.
 
 mod attach;
+mod backing;
 mod claimed;
 mod contract;
 mod counters;
@@ -23,6 +24,7 @@ mod record;
 pub mod sector;
 mod spill_setup;
 mod split;
+mod stored;
 mod volume;
 mod worker;
 

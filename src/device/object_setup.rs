@@ -2,7 +2,7 @@
 
 use crate::codec::Algorithm;
 use crate::error::{Error, Result};
-use crate::object::{self, Directory, ObjectDrive, Store};
+use crate::object::{self, Directory, ObjectDrive, Store, VolumeFound};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -57,11 +57,37 @@ pub fn probe_store(place: &Path) -> Result<()> {
     object::probe(&*store(place)?)
 }
 
-/// Takes the volume over. `progress` hears the number of objects that were read.
-pub(super) fn open(options: &StoreOptions, progress: &dyn Fn(u64)) -> Result<Arc<ObjectDrive>> {
+/// Refuses a log inside the directory of its own store.
+///
+/// # Errors
+/// It is there.
+pub(super) fn refuse_inside(store: &Path, log: &Path) -> Result<()> {
+    let dir = store.to_str().and_then(|place| place.strip_prefix(FILE)).unwrap_or_default();
+    let real = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
+    if !real(log).starts_with(real(Path::new(dir))) {
+        return Ok(());
+    }
+    let (log, store) = (log.display(), store.display());
+    Err(Error::usage(format!("the log {log} is inside its store {store}"))
+        .hint("give a file or drive elsewhere, on a fast local disk"))
+}
+
+/// The volume in the store at `place`, not looked at closely; `None` if it has no volume yet.
+pub(super) fn volume_at(place: &Path) -> Result<Option<VolumeFound>> {
+    let root = object::root(&*store(place)?)?;
+    Ok(root.map(|root| VolumeFound { volume: root.volume, size: root.size, newest: None }))
+}
+
+/// Takes the volume over if `approve` does not fail. `progress` hears the number of objects that
+/// were read.
+pub(super) fn open(
+    options: &StoreOptions,
+    approve: &dyn Fn(&VolumeFound) -> Result<()>,
+    progress: &dyn Fn(u64),
+) -> Result<Arc<ObjectDrive>> {
     let StoreOptions { place, size, owner, force, .. } = options;
     let store = store(place)?;
     let wanted = object::Wanted { owner, size: Some(*size), force: *force };
-    let opened = object::open(&store, &wanted, progress)?;
+    let opened = object::open(&store, &wanted, approve, progress)?;
     ObjectDrive::over(store, opened, owner, (options.algorithm, options.waiting_max))
 }

@@ -98,7 +98,7 @@ impl PassthroughVolume {
         (ram_limit, most): (u64, u64),
         progress: &dyn Fn(u64),
     ) -> Result<Arc<Self>> {
-        let drive = object_setup::open(options, progress)?;
+        let drive = object_setup::open(options, &|_| Ok(()), progress)?;
         let cache = Cached::over(Arc::clone(&drive) as Arc<dyn Drive>, ram_limit, most)?;
         Ok(Self::made(Arc::clone(&cache) as Arc<dyn Drive>, Some(cache), Some(drive)))
     }

@@ -15,8 +15,8 @@
 
 use crate::error::{Context, Error, Result};
 use crate::log::Standing;
-use crate::log::disk::format::Superblock;
-use crate::media::{FileDrive, Identity, Place, StableId};
+use crate::log::disk::format::{IDENTITY, Superblock};
+use crate::media::{FileDrive, Place, StableId};
 use crate::private;
 use crate::remedy;
 use crate::stats::time::{now, rfc3339};
@@ -108,9 +108,9 @@ impl Record {
     }
 
     /// The identity that the log of `sb` could not store: see [`Self::unmarked`].
-    pub(super) fn unmarked(&self, sb: &Superblock) -> Option<Identity> {
+    pub(super) fn unmarked(&self, sb: &Superblock) -> Option<[u8; IDENTITY]> {
         let stored = (self.uuid == sb.uuid).then_some(&self.unmarked)?;
-        Identity::decode(stored.as_slice().try_into().ok()?)
+        stored.as_slice().try_into().ok()
     }
 
     /// The current log at its last known generation.
@@ -220,6 +220,12 @@ impl Book {
         Self { path, place: Place::of(backing) }
     }
 
+    /// The file of a volume in a store of objects, in the directory `dir`.
+    pub(super) fn of_volume(dir: &Path, volume: [u8; 16]) -> Self {
+        let path = dir.join(format!("backing-store-{:032x}.json", u128::from_be_bytes(volume)));
+        Self { path, place: None }
+    }
+
     /// The bytes of the disk or file that the backing store covers.
     pub(super) fn place(&self) -> Option<Place> {
         self.place
@@ -314,7 +320,7 @@ mod tests {
     use super::super::logged::{LogOptions, LogVolume};
     use super::*;
     use crate::BLOCK_SIZE;
-    use crate::log::disk::format::{IDENTITY, SUPER, SUPER_AT};
+    use crate::log::disk::format::{SUPER, SUPER_AT};
     use crate::log::{self, Kept};
     use crate::media::{Action, Drive, DriveError, Memory};
     use crate::sync::Mutex;

@@ -79,6 +79,11 @@ pub enum Match {
         /// What is different, in words: `the end and its size (4096 bytes then, 8192 now)`.
         what: String,
     },
+    /// The same drive in an older state than its log has brought it to.
+    Behind {
+        /// How that shows, in words.
+        what: String,
+    },
     /// Another drive.
     Other {
         /// What is different, in words.

@@ -7,6 +7,7 @@
 //! window leaves memory when it is in the index, and gets there when all its parts, and all objects
 //! before them, are in the store; a flush returns when that is so of all that was written before.
 
+use super::commits::Stage;
 use super::format::{Seed, Session};
 use super::index::Place;
 use super::opening::Opened;
@@ -16,7 +17,7 @@ use super::window::{Had, Payload};
 use crate::BLOCK_SIZE;
 use crate::codec::{Algorithm, Codec, Coding, Encoded};
 use crate::error::{Context, Result as Checked};
-use crate::media::{Action, Drive, DriveError, Failures};
+use crate::media::{Action, Commit, Drive, DriveError, Failures};
 use crate::stats::ObjectStats;
 use parking_lot::{Mutex, MutexGuard};
 use std::path::Path;
@@ -26,8 +27,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// How long a flush or a writer waits for a store that fails.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest wait before a look at what has changed.
 const LOOK: Duration = Duration::from_millis(500);
 /// Most bytes that one request reads of an object.
@@ -35,7 +34,7 @@ const READ_MAX: u64 = 1 << 20;
 
 /// See the module.
 pub struct ObjectDrive {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     /// With this many bytes in memory, writers wait; a window of half of it is sealed.
     waiting_max: usize,
     algorithm: Algorithm,
@@ -47,6 +46,7 @@ pub struct ObjectDrive {
 /// Where a block of a read comes from.
 enum Source {
     Zeros,
+    Lost,
     Memory(Payload),
     Store(Place, Session),
 }
@@ -85,10 +85,12 @@ impl ObjectDrive {
     /// # Errors
     /// It has.
     pub fn refuse_over(&self, action: Action, at: u64) -> Result<(), DriveError> {
-        match self.shared.is_over() {
-            false => Ok(()),
-            true => Err(self.error(action, at, 0, rustix::io::Errno::STALE.raw_os_error())),
-        }
+        if self.shared.is_over() { Err(self.over_error((action, at, 0))) } else { Ok(()) }
+    }
+
+    /// The error of a request once the volume has another owner.
+    pub(super) fn over_error(&self, (action, at, len): (Action, u64, usize)) -> DriveError {
+        self.error(action, at, len, rustix::io::Errno::STALE.raw_os_error())
     }
 
     /// Makes the volume larger.
@@ -112,7 +114,7 @@ impl ObjectDrive {
         done
     }
 
-    fn error(&self, action: Action, at: u64, len: usize, errno: i32) -> DriveError {
+    pub(super) fn error(&self, action: Action, at: u64, len: usize, errno: i32) -> DriveError {
         let error = DriveError { action, at, len: len as u64, errno };
         self.failures.note(&error);
         error
@@ -129,14 +131,12 @@ impl ObjectDrive {
         loop {
             if self.shared.is_over() {
                 drop(state);
-                return Err(self.error(action, at, len, rustix::io::Errno::STALE.raw_os_error()));
+                return Err(self.over_error((action, at, len)));
             }
             if ready(&state) {
                 return Ok(state);
             }
-            let failing =
-                state.failing.as_ref().filter(|(_, since)| began.max(*since).elapsed() >= PATIENCE);
-            if let Some(errno) = failing.map(|(trouble, _)| trouble.errno) {
+            if let Some(errno) = state.trouble_since(Some(began)) {
                 drop(state);
                 return Err(self.error(action, at, len, errno));
             }
@@ -146,7 +146,8 @@ impl ObjectDrive {
 
     /// Waits until there is room for more writes.
     fn room(&self, request: (Action, u64, usize)) -> Result<MutexGuard<'_, State>, DriveError> {
-        self.wait(request, |state| state.waiting_bytes() < self.waiting_max)
+        let of_log = |state: &State| matches!(state.stage, Stage::Open);
+        self.wait(request, |state| of_log(state) || state.waiting_bytes() < self.waiting_max)
     }
 
     /// Where each of `count` blocks from `first` on comes from.
@@ -159,6 +160,7 @@ impl ObjectDrive {
             Some(Had::Zeros) => Source::Zeros,
             None => match state.index.get(block) {
                 Some(place) => Source::Store(place, state.sessions.of(place.slot())),
+                None if state.index.is_lost(block) => Source::Lost,
                 None => Source::Zeros,
             },
         };
@@ -219,6 +221,9 @@ impl ObjectDrive {
 
     /// Something was added to the open window.
     fn written(&self, state: &mut State) {
+        if state.stage == Stage::Open {
+            return;
+        }
         self.shared.opened(state);
         if state.open.bytes() >= self.waiting_max / 2 {
             self.shared.seal(state);
@@ -257,6 +262,10 @@ impl Drive for ObjectDrive {
             let here = at + done as u64 * BLOCK;
             match &sources[done] {
                 Source::Zeros => blocks[done].fill(0),
+                Source::Lost => {
+                    let errno = rustix::io::Errno::IO.raw_os_error();
+                    return Err(self.error(Action::Read, here, BLOCK_SIZE, errno));
+                }
                 Source::Memory(Payload { coding, bytes }) => {
                     if !self.codec(|codec| codec.decode(*coding, bytes, &mut blocks[done])) {
                         let errno = rustix::io::Errno::IO.raw_os_error();
@@ -300,16 +309,30 @@ impl Drive for ObjectDrive {
     }
 
     fn flush(&self) -> Result<(), DriveError> {
-        let last = {
-            let mut state = self.shared.state.lock();
-            self.shared.seal(&mut state);
-            state.sealed_windows
-        };
-        self.wait((Action::Flush, 0, 0), |state| state.committed_windows >= last).map(drop)
+        let next = self.shared.seal(&mut self.shared.state.lock());
+        self.wait((Action::Flush, 0, 0), |state| state.has_sent_before(next)).map(drop)
+    }
+
+    fn is_atomic(&self) -> bool {
+        true
+    }
+
+    fn begin(&self) {
+        self.begin_window();
+    }
+
+    fn settle(&self, most: Duration) -> Result<bool, DriveError> {
+        self.settle_window(most)
+    }
+
+    fn commit(&self, commit: &Commit, most: Duration) -> Result<bool, DriveError> {
+        self.commit_window(commit, most)
     }
 
     fn close(&self) -> Result<(), DriveError> {
-        let flushed = self.flush();
+        // What a log has not committed it still has.
+        let of_log = self.shared.state.lock().stage != Stage::None;
+        let flushed = if of_log { Ok(()) } else { self.flush() };
         self.shared.stop();
         for thread in self.threads.lock().drain(..) {
             let _ = thread.join(); // it returns nothing

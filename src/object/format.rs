@@ -12,7 +12,7 @@ use std::ops::Range;
 /// First bytes of every object.
 pub const MAGIC: [u8; 8] = *b"ztierOBJ";
 /// Version of the format.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Bytes of a head.
 pub const HEAD: usize = 80;
 /// Bytes of an entry.
@@ -77,6 +77,11 @@ impl Seed {
     pub fn payload(&self, block: u64, coding: Coding, payload: &[u8]) -> u32 {
         self.check(block << 8 | u64::from(code(coding)), payload)
     }
+
+    /// The check word of a log's mark.
+    pub fn mark(&self, mark: &[u8]) -> u32 {
+        self.check(u64::MAX - 2, mark)
+    }
 }
 
 /// How much of a window an object is.
@@ -114,6 +119,20 @@ pub enum Entry {
         /// Their number.
         count: u32,
     },
+    /// The content of these blocks is lost.
+    Lost {
+        /// The first of them.
+        first: u64,
+        /// Their number.
+        count: u32,
+    },
+    /// A log has made this window; the payload is a [`Mark`](super::Mark).
+    Mark {
+        /// Bytes of the payload.
+        len: u16,
+        /// See [`Seed::mark`].
+        check: u32,
+    },
 }
 
 fn code(coding: Coding) -> u8 {
@@ -132,16 +151,18 @@ fn coding(code: u8) -> Option<Coding> {
     all.into_iter().find(|coding| self::code(*coding) == code)
 }
 
-/// In place of a coding: an entry of zeros; and no coding.
+/// In place of a coding: an entry of zeros, of what is lost, and of a mark; and no coding.
 const ZEROS: u8 = 255;
+const LOST: u8 = 253;
+const MARK: u8 = 252;
 const NONE: u8 = 254;
 
 impl Entry {
     /// Bytes of its payload.
     fn payload_len(&self) -> u16 {
         match self {
-            Self::Block { len, .. } => *len,
-            Self::Zeros { .. } => 0,
+            Self::Block { len, .. } | Self::Mark { len, .. } => *len,
+            Self::Zeros { .. } | Self::Lost { .. } => 0,
         }
     }
 
@@ -149,6 +170,8 @@ impl Entry {
         let (block, len, code, word) = match *self {
             Self::Block { block, coding, len, check } => (block, len, code(coding), check),
             Self::Zeros { first, count } => (first, 0, ZEROS, count),
+            Self::Lost { first, count } => (first, 0, LOST, count),
+            Self::Mark { len, check } => (0, len, MARK, check),
         };
         out.extend_from_slice(&block.to_le_bytes());
         out.extend_from_slice(&len.to_le_bytes());
@@ -161,7 +184,9 @@ impl Entry {
         let len = u16::from_le_bytes([bytes[8], bytes[9]]);
         match bytes[10] {
             ZEROS if len == 0 => Some(Self::Zeros { first: block, count: word }),
-            ZEROS => None,
+            LOST if len == 0 => Some(Self::Lost { first: block, count: word }),
+            MARK => Some(Self::Mark { len, check: word }),
+            ZEROS | LOST => None,
             code => {
                 let coding = coding(code)?;
                 let fits = usize::from(len) <= BLOCK_SIZE && len > 0;
@@ -304,7 +329,7 @@ fn known(bytes: &[u8], volume: &Identity) -> Result<u8, Damage> {
         return Err(Damage::Foreign);
     }
     match u16::from_le_bytes([bytes[8], bytes[9]]) {
-        VERSION => {}
+        1..=VERSION => {}
         newer if newer > VERSION => return Err(Damage::Newer(newer)),
         _ => return Err(Damage::Damaged),
     }
@@ -397,11 +422,13 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     out
 }
 
-fn get8(bytes: &[u8], at: usize) -> u64 {
+/// The number in eight bytes from `at` on.
+pub(super) fn get8(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(array(bytes, at))
 }
 
-fn get4(bytes: &[u8], at: usize) -> u32 {
+/// The number in four bytes from `at` on.
+pub(super) fn get4(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(array(bytes, at))
 }
 
@@ -418,21 +445,23 @@ mod tests {
             let check = SEED.payload(block, Coding::Lz4, &vec![9; usize::from(len)]);
             Entry::Block { block, coding: Coding::Lz4, len, check }
         };
-        vec![Entry::Zeros { first: 5, count: 1 << 30 }, block(6, 100), block(1 << 33, 4096)]
+        let zeros = Entry::Zeros { first: 5, count: 1 << 30 };
+        let (lost, mark) = (Entry::Lost { first: 9, count: 2 }, Entry::Mark { len: 56, check: 8 });
+        vec![zeros, block(6, 100), block(1 << 33, 4096), lost, mark]
     }
 
     #[test]
     fn objects_are_read_as_they_were_made() {
-        let bytes = part(&SEED, PART, &entries(), &[9; 4196]);
-        assert_eq!(bytes.len(), HEAD + 3 * ENTRY + 4196);
-        assert_eq!(table_end(&bytes), HEAD + 3 * ENTRY);
+        let bytes = part(&SEED, PART, &entries(), &[9; 4252]);
+        assert_eq!(bytes.len(), HEAD + 5 * ENTRY + 4252);
+        assert_eq!(table_end(&bytes), HEAD + 5 * ENTRY);
         // Head and table are enough.
-        let found = decode(&bytes[..HEAD + 3 * ENTRY], &SEED.volume, SEED.slot);
+        let found = decode(&bytes[..HEAD + 5 * ENTRY], &SEED.volume, SEED.slot);
         let (session, part, check) = (SEED.session, PART, check_of(&bytes));
         assert_ne!(check, 0);
         assert_eq!(found, Ok(Object::Part { session, part, entries: entries(), check }));
         let ranges: Vec<_> = payloads(&entries()).map(|(_, range)| range).collect();
-        assert_eq!(ranges, [128..128, 128..228, 228..4324]);
+        assert_eq!(ranges, [160..160, 160..260, 260..4356, 4356..4356, 4356..4412]);
         let fence = fence(&SEED);
         assert_eq!(fence.len(), HEAD);
         assert_eq!(decode(&fence, &SEED.volume, SEED.slot), Ok(Object::Fence { session }));
@@ -453,15 +482,15 @@ mod tests {
 
     #[test]
     fn what_was_changed_anywhere_is_not_believed() {
-        let good = part(&SEED, PART, &entries(), &[9; 4196]);
-        for at in 0..HEAD + 3 * ENTRY {
+        let good = part(&SEED, PART, &entries(), &[9; 4252]);
+        for at in 0..HEAD + 5 * ENTRY {
             for bit in 0..8 {
                 let mut bad = good.clone();
                 bad[at] ^= 1 << bit;
                 assert!(decode(&bad, &SEED.volume, SEED.slot).is_err(), "byte {at}, bit {bit}");
             }
         }
-        for len in 0..HEAD + 3 * ENTRY {
+        for len in 0..HEAD + 5 * ENTRY {
             assert!(decode(&good[..len], &SEED.volume, SEED.slot).is_err(), "{len}");
         }
         assert_eq!(decode(&good, &[3; 16], SEED.slot), Err(Damage::Other));
@@ -482,8 +511,8 @@ mod tests {
             assert!(Root::decode(&bad).is_err(), "byte {at}");
         }
         let mut newer = good;
-        newer[8] = 2;
-        assert_eq!(Root::decode(&newer), Err(Damage::Newer(2)));
+        newer[8] = 3;
+        assert_eq!(Root::decode(&newer), Err(Damage::Newer(3)));
     }
 
     #[test]

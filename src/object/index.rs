@@ -4,6 +4,7 @@
 
 use super::format::{Entry, OFFSET_BITS, SLOTS_MAX, payloads};
 use crate::codec::Coding;
+use crate::intervals::{BYTES_PER_RANGE, Intervals};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -57,10 +58,12 @@ pub struct Index {
     blocks: u64,
     live_bytes: u64,
     stored_bytes: u64,
+    /// Blocks whose content is lost.
+    lost: Intervals,
 }
 
 impl Index {
-    /// Where `block` is; `None`: it reads as zeros.
+    /// Where `block` is; `None`: it reads as zeros, unless it is lost.
     pub fn get(&self, block: u64) -> Option<Place> {
         self.leaves.get(&(block / LEAF))?[(block % LEAF) as usize]
     }
@@ -71,6 +74,12 @@ impl Index {
             for (entry, bytes) in payloads(entries) {
                 match *entry {
                     Entry::Zeros { first, count } => self.zero(first..first + u64::from(count)),
+                    Entry::Lost { first, count } => {
+                        let blocks = first..first + u64::from(count);
+                        self.zero(blocks.clone());
+                        self.lost.insert(blocks);
+                    }
+                    Entry::Mark { .. } => {}
                     Entry::Block { block, coding, len, check } => {
                         let at = place(*slot, bytes.start);
                         self.stored_bytes += u64::from(len);
@@ -85,6 +94,7 @@ impl Index {
         let leaf =
             self.leaves.entry(block / LEAF).or_insert_with(|| Box::new([None; LEAF as usize]));
         self.live_bytes += u64::from(place.len);
+        self.lost.remove(block..block + 1);
         match leaf[(block % LEAF) as usize].replace(place) {
             Some(before) => self.live_bytes -= u64::from(before.len),
             None => self.blocks += 1,
@@ -92,6 +102,7 @@ impl Index {
     }
 
     fn zero(&mut self, blocks: Range<u64>) {
+        self.lost.remove(blocks.clone());
         let (first, last) = (blocks.start / LEAF, blocks.end.div_ceil(LEAF));
         let leaves: Vec<u64> = self.leaves.range(first..last).map(|(number, _)| *number).collect();
         for number in leaves {
@@ -108,6 +119,16 @@ impl Index {
                 self.leaves.remove(&number);
             }
         }
+    }
+
+    /// Whether the content of `block` is lost.
+    pub fn is_lost(&self, block: u64) -> bool {
+        self.lost.contains(block)
+    }
+
+    /// Blocks whose content is lost.
+    pub fn lost_blocks(&self) -> u64 {
+        self.lost.total()
     }
 
     /// Blocks that are not zeros.
@@ -127,7 +148,7 @@ impl Index {
 
     /// Memory of the index, in bytes.
     pub fn memory_bytes(&self) -> u64 {
-        self.leaves.len() as u64 * LEAF_BYTES
+        self.leaves.len() as u64 * LEAF_BYTES + (self.lost.ranges() * BYTES_PER_RANGE) as u64
     }
 }
 
@@ -155,5 +176,16 @@ mod tests {
         assert_eq!(index.memory_bytes(), 2 * LEAF_BYTES);
         index.apply(&[(19, vec![Entry::Zeros { first: 0, count: 1024 }])]);
         assert_eq!((index.blocks(), index.live_bytes(), index.memory_bytes()), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_lost_block_is_lost_until_it_is_written_or_zeroed() {
+        let mut index = Index::default();
+        let lost = Entry::Lost { first: 5, count: 10 };
+        index.apply(&[(16, vec![block(5, 100), block(4, 100), lost])]);
+        assert_eq!((index.blocks(), index.live_bytes(), index.lost_blocks()), (1, 100, 10));
+        assert!(index.get(5).is_none() && index.is_lost(5) && !index.is_lost(4));
+        index.apply(&[(17, vec![Entry::Zeros { first: 0, count: 6 }, block(6, 9)])]);
+        assert_eq!([5, 6, 7].map(|block| index.is_lost(block)), [false, false, true]);
     }
 }

@@ -6,11 +6,13 @@
 //! session at a time owns the chain; the next one fences it ([`TakeOver`]), without a clock.
 
 mod adoption;
+mod commits;
 mod directory;
 mod drive;
 mod format;
 mod index;
 mod issuer;
+mod mark;
 mod opening;
 pub mod planted;
 mod probe;
@@ -27,7 +29,8 @@ pub use format::{
     part, payloads, table_end,
 };
 pub use issuer::{Issuer, Taken, judge};
-pub use opening::{Opened, Wanted, open, root};
+pub use mark::Mark;
+pub use opening::{Newest, Opened, VolumeFound, Wanted, open, root};
 pub use probe::probe;
 pub use store::{Failure, Store, Tag, Trouble};
 pub use takeover::{Answer, Ask, Owned, Step, TakeOver};

@@ -3,17 +3,19 @@
 //! Invariant: a store that fails is asked again, for [`PATIENCE`]; damage is never passed over.
 
 use super::format::{
-    Damage, HEAD, Identity, OWNER_MAX, Object, Root, Seed, Session, fence, table_end,
+    Damage, Entry, HEAD, Identity, OWNER_MAX, Object, Root, Seed, Session, fence, payloads,
+    table_end,
 };
 use super::index::Index;
 use super::probe::probe;
 use super::store::{BEAT, Failure, ROOT, Store, slot};
 use super::takeover::{Answer, Ask, Owned, Step, TakeOver};
-use super::{Adoption, format};
+use super::{Adoption, Mark, format};
 use crate::error::{Error, Result};
 use crate::remedy;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -41,6 +43,55 @@ pub struct Opened {
     pub(super) owned: Owned,
     pub(super) index: Index,
     pub(super) sessions: Sessions,
+}
+
+/// A volume that is about to be taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VolumeFound {
+    /// Its identity.
+    pub volume: Identity,
+    /// Bytes.
+    pub size: u64,
+    /// The newest window, if it has one and was looked at.
+    pub newest: Option<Newest>,
+}
+
+/// The newest window of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Newest {
+    /// The slot of its last part.
+    pub slot: u64,
+    /// The check word of that part.
+    pub check: u32,
+    /// What the log that made it said; `None`: it was made without a log.
+    pub mark: Option<Mark>,
+}
+
+/// Where a part has the mark of a log: bytes of the object, and the check word.
+type MarkAt = (Range<u32>, u32);
+
+fn mark_at(entries: &[Entry]) -> Option<MarkAt> {
+    payloads(entries).find_map(|(entry, range)| match entry {
+        Entry::Mark { check, .. } => Some((range, *check)),
+        _ => None,
+    })
+}
+
+/// Reads the mark of the newest window.
+fn newest(
+    store: &dyn Store,
+    volume: &Identity,
+    (slot, check, session, at): (u64, u32, Session, Option<MarkAt>),
+) -> Result<Newest> {
+    let Some((range, word)) = at else { return Ok(Newest { slot, check, mark: None }) };
+    let key = super::store::slot(slot);
+    let bytes = patiently(|| store.get_range(&key, u64::from(range.start)..u64::from(range.end)));
+    let bytes = bytes.map_err(|failure| Error::failure(failure.to_string()))?;
+    let seed = Seed { volume: *volume, session, slot };
+    let mark = Mark::decode(&bytes, &seed, word).map_err(|damage| {
+        bad(store, &key, damage, "restore that object from a copy of the store")
+    })?;
+    Ok(Newest { slot, check, mark: Some(mark) })
 }
 
 /// Which session made the objects from a slot on.
@@ -107,12 +158,19 @@ fn patiently<T>(
     }
 }
 
-/// Makes the volume if it is new, refuses it while another owner is alive, and takes it over.
-/// `progress` hears the number of objects that were read.
+/// Makes the volume if it is new, refuses it while another owner is alive, and takes it over if
+/// `approve` does not fail: it may be asked several times. `progress` hears the number of objects
+/// that were read.
 ///
 /// # Errors
-/// The volume is in use, is another one, or damaged; or the store fails for [`PATIENCE`].
-pub fn open(store: &Arc<dyn Store>, wanted: &Wanted<'_>, progress: &dyn Fn(u64)) -> Result<Opened> {
+/// The volume is in use, is another one, or damaged; or the store fails for [`PATIENCE`]; or that of
+/// `approve`, and then nothing was changed.
+pub fn open(
+    store: &Arc<dyn Store>,
+    wanted: &Wanted<'_>,
+    approve: &dyn Fn(&VolumeFound) -> Result<()>,
+    progress: &dyn Fn(u64),
+) -> Result<Opened> {
     let store = &**store;
     let found = match root(store)? {
         Some(root) => root,
@@ -120,7 +178,10 @@ pub fn open(store: &Arc<dyn Store>, wanted: &Wanted<'_>, progress: &dyn Fn(u64))
     };
     refuse_alive(store, &found, wanted)?;
     store.prepare()?;
-    let opened = take_over(store, &found.volume, wanted.owner, progress)?;
+    let approve = |newest: Option<Newest>| {
+        approve(&VolumeFound { volume: found.volume, size: found.size, newest })
+    };
+    let opened = take_over(store, &found.volume, wanted.owner, (&approve, progress))?;
     // The next daemon looks at its age; a sign that is missing only makes the owner look dead.
     let _ = store.put(BEAT, wanted.owner.as_bytes());
     Ok(opened)
@@ -182,26 +243,40 @@ fn take_over(
     store: &dyn Store,
     volume: &Identity,
     owner: &str,
-    progress: &dyn Fn(u64),
+    (approve, progress): (&dyn Fn(Option<Newest>) -> Result<()>, &dyn Fn(u64)),
 ) -> Result<Opened> {
     let mut machine = TakeOver::new(unique()?, owner.to_owned());
     let (mut index, mut sessions, mut adoption) = Default::default();
-    let mut read = 0;
-    let mut failing: Option<Instant> = None;
+    let (mut read, mut last) = (0, None);
+    let (mut failing, mut approved): (Option<Instant>, _) = (None, None);
     loop {
+        if let Ask::Fence(slot) = machine.ask()
+            && approved != Some(slot)
+        {
+            // From here on the store is changed.
+            approve(last.clone().map(|last| newest(store, volume, last)).transpose()?)?;
+            approved = Some(slot);
+        }
         let answer = answer(store, volume, &machine);
         match machine.hear(answer) {
             Step::Next => {}
             Step::Adopt(slot, object) => {
                 read += 1;
                 progress(read);
-                if let Object::Part { session, .. } = &object {
+                let of = if let Object::Part { session, check, entries, .. } = &object {
                     Sessions::begin(&mut sessions, slot, *session);
+                    Some((slot, *check, *session, mark_at(entries)))
+                } else {
+                    None
+                };
+                let window = Adoption::take(&mut adoption, slot, object);
+                if !window.is_empty() {
+                    last = of;
                 }
-                Index::apply(&mut index, &Adoption::take(&mut adoption, slot, object));
+                Index::apply(&mut index, &window);
             }
             Step::Again => {
-                (index, sessions, adoption) = Default::default();
+                (index, sessions, adoption, last) = Default::default();
                 machine.again(unique()?);
             }
             Step::Owner(owned) => {

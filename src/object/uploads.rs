@@ -4,6 +4,7 @@
 //! sent again only with the same content; a drive that has a successor sends nothing more.
 
 use super::Root;
+use super::commits::Stage;
 use super::format::{Identity, OFFSET_BITS, Object, Part, Seed, Session, check_of, part};
 use super::index::{Index, place};
 use super::issuer::{Issuer, Taken, judge};
@@ -30,6 +31,8 @@ const BEATS: Duration = Duration::from_secs(10);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(5));
 /// How often a change of the root is tried.
 const SWAPS: u32 = 3;
+/// How long a request waits for a store that fails.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest wait before a look at what has changed.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -38,10 +41,25 @@ pub struct Sealed {
     pub window: Arc<Window>,
     number: u64,
     /// Parts that have no slot yet.
-    todo: VecDeque<Draft>,
+    pub todo: VecDeque<Draft>,
     issued: u32,
     /// The slots of its parts, and what they say.
     parts: Vec<(u64, Vec<super::Entry>)>,
+    /// Whether no part comes behind `todo`.
+    pub is_whole: bool,
+}
+
+impl Sealed {
+    /// A window with all of its parts.
+    pub fn new(window: Window, number: u64, parts: Vec<Draft>) -> Self {
+        let (window, todo) = (Arc::new(window), parts.into());
+        Self { window, number, todo, issued: 0, parts: Vec::new(), is_whole: true }
+    }
+
+    /// Whether all of its parts so far are in the store.
+    pub fn is_sent(&self) -> bool {
+        self.todo.is_empty() && self.parts.len() == self.issued as usize
+    }
 }
 
 /// What the lock protects.
@@ -51,8 +69,12 @@ pub struct State {
     opened: Option<Instant>,
     /// Oldest first.
     pub sealed: VecDeque<Sealed>,
-    pub sealed_windows: u64,
-    pub committed_windows: u64,
+    sealed_windows: u64,
+    committed_windows: u64,
+    /// How far the window of a log is.
+    pub stage: Stage,
+    /// Its last part, while that waits for the commit.
+    pub last: Option<Draft>,
     pub index: Index,
     pub sessions: Sessions,
     issuer: Issuer,
@@ -68,13 +90,33 @@ impl State {
         self.open.bytes() + self.sealed.iter().map(|sealed| sealed.window.bytes()).sum::<usize>()
     }
 
+    /// The number of the next window.
+    pub fn next_window(&mut self) -> u64 {
+        self.sealed_windows += 1;
+        self.sealed_windows - 1
+    }
+
+    /// Whether every window that was sealed before the one of this number is in the store; a log's
+    /// window that has no end yet does not count.
+    pub fn has_sent_before(&self, number: u64) -> bool {
+        self.sealed.iter().all(|sealed| sealed.number >= number || !sealed.is_whole)
+    }
+
+    /// The error number of the store's trouble, if that has lasted for [`PATIENCE`], and as long
+    /// since `began`.
+    pub fn trouble_since(&self, began: Option<Instant>) -> Option<i32> {
+        let (trouble, since) = self.failing.as_ref()?;
+        let since = began.map_or(*since, |began| began.max(*since));
+        (since.elapsed() >= PATIENCE).then_some(trouble.errno)
+    }
+
     /// Commits the sealed windows whose parts are all durable.
     fn commit(&mut self) {
         let durable = self.issuer.durable();
         while let Some(first) = self.sealed.front()
-            && first.todo.is_empty()
+            && first.is_whole
+            && first.is_sent()
             && first.parts.iter().all(|(slot, _)| *slot < durable)
-            && first.parts.len() == first.issued as usize
         {
             let Some(mut done) = self.sealed.pop_front() else { return };
             done.parts.sort_unstable_by_key(|(slot, _)| *slot);
@@ -136,6 +178,8 @@ impl Shared {
             sealed: VecDeque::new(),
             sealed_windows: 0,
             committed_windows: 0,
+            stage: Stage::None,
+            last: None,
             index,
             sessions,
             issuer: Issuer::new(owned.next),
@@ -165,18 +209,18 @@ impl Shared {
         state.opened.get_or_insert_with(Instant::now);
     }
 
-    /// Seals the open window, if it has something.
-    pub fn seal(&self, state: &mut State) {
-        state.opened = None;
-        if state.open.is_empty() {
-            return;
+    /// Seals the open window, if it has something; that of a log stays open. Returns the number of
+    /// the next window.
+    pub fn seal(&self, state: &mut State) -> u64 {
+        if state.stage == Stage::None && !state.open.is_empty() {
+            let window = std::mem::take(&mut state.open);
+            let parts = window.parts();
+            let sealed = Sealed::new(window, state.next_window(), parts);
+            state.sealed.push_back(sealed);
+            self.changed.notify_all();
         }
-        let window = Arc::new(std::mem::take(&mut state.open));
-        let todo = window.parts().into();
-        let number = state.sealed_windows;
-        state.sealed_windows += 1;
-        state.sealed.push_back(Sealed { window, number, todo, issued: 0, parts: Vec::new() });
-        self.changed.notify_all();
+        state.opened = None;
+        state.sealed_windows
     }
 
     /// Ends the threads.
@@ -271,6 +315,7 @@ impl Shared {
             stored_bytes: state.index.stored_bytes(),
             index_bytes: state.index.memory_bytes(),
             waiting_bytes: state.waiting_bytes() as u64,
+            lost_blocks: state.index.lost_blocks(),
             windows: state.committed_windows,
             sent_objects: self.sent_objects.load(Ordering::Relaxed),
             sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
@@ -315,7 +360,8 @@ impl Shared {
         let sealed = sealed.iter_mut().find(|sealed| !sealed.todo.is_empty())?;
         let number = issuer.issue()?;
         let draft = sealed.todo.pop_front()?;
-        let (window, part, commits) = (sealed.number, sealed.issued, sealed.todo.is_empty());
+        let commits = sealed.is_whole && sealed.todo.is_empty();
+        let (window, part) = (sealed.number, sealed.issued);
         sealed.issued += 1;
         Some((draft, number, Part { window, part, commits, before: 0 }))
     }

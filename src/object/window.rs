@@ -3,6 +3,7 @@
 //! Invariant: of a block, the last write or zeroing counts.
 
 use super::format::{ENTRIES_MAX, Entry, PAYLOADS_MAX, Seed};
+use super::mark::{MARK, Mark};
 use crate::codec::Coding;
 use crate::intervals::Intervals;
 use std::collections::BTreeMap;
@@ -82,38 +83,57 @@ impl Window {
 
     /// Its content as parts: at least one, zeros first.
     pub fn parts(&self) -> Vec<Draft> {
-        let zeros = self.zeroed.iter().flat_map(|range| {
-            let starts = range.clone().step_by(ZEROS_MAX as usize);
-            starts.map(move |first| (first, (range.end - first).min(ZEROS_MAX) as u32))
-        });
+        let zeros = self.zeroed.iter().flat_map(pieces);
         let zeros = zeros.map(|(first, count)| Item::Zeros(first, count));
         let blocks =
             self.blocks.iter().map(|(block, payload)| Item::Block(*block, payload.clone()));
-        let mut parts = vec![Draft::default()];
-        for item in zeros.chain(blocks) {
-            if parts.last().is_none_or(|part| !part.has_room(&item)) {
-                parts.push(Draft::default());
-            }
-            if let Some(part) = parts.last_mut() {
-                part.bytes += item.len();
-                part.items.push(item);
-            }
-        }
-        parts
+        filled(Draft::default(), zeros.chain(blocks))
     }
+}
+
+/// A range as first blocks and numbers of blocks that an entry has room for.
+fn pieces(range: Range<u64>) -> impl Iterator<Item = (u64, u32)> {
+    let end = range.end;
+    let starts = range.step_by(ZEROS_MAX as usize);
+    starts.map(move |first| (first, (end - first).min(ZEROS_MAX) as u32))
+}
+
+/// `first` with more items, and as many parts more as they need.
+fn filled(first: Draft, items: impl Iterator<Item = Item>) -> Vec<Draft> {
+    let mut parts = vec![first];
+    for item in items {
+        if parts.last().is_none_or(|part| !part.has_room(&item)) {
+            parts.push(Draft::default());
+        }
+        if let Some(part) = parts.last_mut() {
+            part.bytes += item.len();
+            part.items.push(item);
+        }
+    }
+    parts
+}
+
+/// The end of a log's window: its last part, what is lost, and the log's mark.
+pub fn ending(last: Draft, lost: &[(u64, u64)], mark: &Mark) -> Vec<Draft> {
+    let lost = lost.iter().flat_map(|(first, count)| pieces(*first..first + count));
+    let lost = lost.map(|(first, count)| Item::Lost(first, count));
+    filled(last, lost.chain([Item::Mark(*mark)]))
 }
 
 #[derive(Clone, Debug)]
 enum Item {
     Zeros(u64, u32),
     Block(u64, Payload),
+    Lost(u64, u32),
+    Mark(Mark),
 }
 
 impl Item {
     fn len(&self) -> usize {
         match self {
-            Self::Zeros(..) => 0,
+            Self::Zeros(..) | Self::Lost(..) => 0,
             Self::Block(_, payload) => payload.bytes.len(),
+            Self::Mark(_) => MARK,
         }
     }
 }
@@ -140,6 +160,12 @@ impl Draft {
                 let check = seed.payload(*block, *coding, bytes);
                 let (block, coding, len) = (*block, *coding, bytes.len() as u16);
                 Entry::Block { block, coding, len, check }
+            }
+            Item::Lost(first, count) => Entry::Lost { first: *first, count: *count },
+            Item::Mark(mark) => {
+                let bytes = mark.encode();
+                payloads.extend_from_slice(&bytes);
+                Entry::Mark { len: MARK as u16, check: seed.mark(&bytes) }
             }
         });
         let entries = entries.collect();

@@ -21,6 +21,9 @@ pub struct ObjectStats {
         /// An object that was found damaged.
         #[serde(skip_serializing_if = "Option::is_none")]
         damaged_object: Option<String>;
+        /// Blocks whose content is lost: a log was damaged before it had brought them here.
+        lost_blocks: u64 = count "blocks lost"
+            => gauge "ztier_object_lost_blocks" "Blocks whose content is lost.";
         /// Bytes of writes that are in memory, and not in the store yet.
         waiting_bytes: u64 = bytes "not in the store yet"
             => gauge "ztier_object_waiting_bytes" "Writes in memory that the store has not got yet.";
