@@ -293,8 +293,8 @@ remedies! {
     STORE_BEHIND = Remedy::or(
         "give the store in its newest state",
         "give the store in its newest state: it may be a copy that was restored; only if there is \
-         none, --accept-changed-backing puts what the log holds over the older state (then check \
-         the file system)",
+         none, --accept-changed-backing goes on without what was written since (then check the \
+         file system)",
         Loses::Newer,
     );
     /// A log that does not say which backing store it belongs to.

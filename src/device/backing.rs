@@ -1,5 +1,5 @@
-//! A backing store, as the opening of its log sees it: which one it is, and whether it is as the log
-//! left it.
+//! A backing store, as the opening of its log sees it: which one it is, and whether it is as the
+//! log left it.
 //!
 //! Invariant: nothing here changes the backing store.
 

@@ -186,8 +186,8 @@ impl LogVolume {
         let _ = self.object.set(object); // called once
     }
 
-    /// Refuses a request of a volume that has another owner by now: the log would keep a change, and
-    /// never bring it anywhere.
+    /// Refuses a request of a volume that has another owner by now: the log would keep a change,
+    /// and never bring it anywhere.
     fn refuse_over(&self, action: Action, at: u64) -> std::result::Result<(), IoError> {
         let Some(object) = self.object.get() else { return Ok(()) };
         object.refuse_over(action, at).map_err(|e| IoError::Drive(e.errno))

@@ -7,12 +7,12 @@
 //! window leaves memory when it is in the index, and gets there when all its parts, and all objects
 //! before them, are in the store; a flush returns when that is so of all that was written before.
 
-use super::commits::Stage;
 use super::format::{Seed, Session};
 use super::index::Place;
 use super::opening::Opened;
+use super::state::{Stage, State};
 use super::store::{Failure, Store, slot};
-use super::uploads::{Shared, State, UPLOADERS, beat, upload};
+use super::uploads::{Shared, UPLOADERS, beat, upload};
 use super::window::{Had, Payload};
 use crate::BLOCK_SIZE;
 use crate::codec::{Algorithm, Codec, Coding, Encoded};
@@ -146,16 +146,14 @@ impl ObjectDrive {
 
     /// Waits until there is room for more writes.
     fn room(&self, request: (Action, u64, usize)) -> Result<MutexGuard<'_, State>, DriveError> {
-        let of_log = |state: &State| matches!(state.stage, Stage::Open);
+        let of_log = |state: &State| state.stage() == Stage::Open;
         self.wait(request, |state| of_log(state) || state.waiting_bytes() < self.waiting_max)
     }
 
     /// Where each of `count` blocks from `first` on comes from.
     fn sources(&self, first: u64, count: u64) -> Vec<Source> {
         let state = self.shared.state.lock();
-        let windows =
-            || std::iter::once(&state.open).chain(state.sealed.iter().rev().map(|s| &*s.window));
-        let source = |block| match windows().find_map(|window| window.get(block)) {
+        let source = |block| match state.get(block) {
             Some(Had::Payload(payload)) => Source::Memory(payload),
             Some(Had::Zeros) => Source::Zeros,
             None => match state.index.get(block) {
@@ -221,11 +219,7 @@ impl ObjectDrive {
 
     /// Something was added to the open window.
     fn written(&self, state: &mut State) {
-        if state.stage == Stage::Open {
-            return;
-        }
-        self.shared.opened(state);
-        if state.open.bytes() >= self.waiting_max / 2 {
+        if state.written().is_some_and(|bytes| bytes >= self.waiting_max / 2) {
             self.shared.seal(state);
         }
     }
@@ -245,6 +239,34 @@ impl ObjectDrive {
             };
             blocks.iter().map(encode).collect()
         })
+    }
+
+    /// Waits until `ready`, which may issue parts, at most for the time `most`; returns whether it
+    /// is. Fails with the store's trouble when that has lasted too long.
+    fn wait_some(
+        &self,
+        most: Duration,
+        mut ready: impl FnMut(&mut State) -> bool,
+    ) -> Result<bool, DriveError> {
+        let until = Instant::now() + most;
+        let mut state = self.shared.state.lock();
+        loop {
+            if self.shared.is_over() {
+                drop(state);
+                return Err(self.over_error((Action::Flush, 0, 0)));
+            }
+            if ready(&mut state) {
+                return Ok(true);
+            }
+            self.shared.changed.notify_all();
+            if let Some(errno) = state.trouble_since(None) {
+                drop(state);
+                return Err(self.error(Action::Flush, 0, 0, errno));
+            }
+            if self.shared.changed.wait_until(&mut state, until).timed_out() {
+                return Ok(ready(&mut state));
+            }
+        }
     }
 }
 
@@ -318,20 +340,21 @@ impl Drive for ObjectDrive {
     }
 
     fn begin(&self) {
-        self.begin_window();
+        self.shared.state.lock().begin_window();
+        self.shared.changed.notify_all();
     }
 
     fn settle(&self, most: Duration) -> Result<bool, DriveError> {
-        self.settle_window(most)
+        self.wait_some(most, State::settle_window)
     }
 
     fn commit(&self, commit: &Commit, most: Duration) -> Result<bool, DriveError> {
-        self.commit_window(commit, most)
+        self.wait_some(most, |state| state.commit_window(commit))
     }
 
     fn close(&self) -> Result<(), DriveError> {
         // What a log has not committed it still has.
-        let of_log = self.shared.state.lock().stage != Stage::None;
+        let of_log = self.shared.state.lock().stage() != Stage::None;
         let flushed = if of_log { Ok(()) } else { self.flush() };
         self.shared.stop();
         for thread in self.threads.lock().drain(..) {

@@ -6,7 +6,7 @@
 //! session at a time owns the chain; the next one fences it ([`TakeOver`]), without a clock.
 
 mod adoption;
-mod commits;
+
 mod directory;
 mod drive;
 mod format;
@@ -16,6 +16,7 @@ mod mark;
 mod opening;
 pub mod planted;
 mod probe;
+mod state;
 mod store;
 mod takeover;
 mod uploads;

@@ -163,8 +163,8 @@ fn patiently<T>(
 /// that were read.
 ///
 /// # Errors
-/// The volume is in use, is another one, or damaged; or the store fails for [`PATIENCE`]; or that of
-/// `approve`, and then nothing was changed.
+/// The volume is in use, is another one, or damaged; or the store fails for [`PATIENCE`]; or that
+/// of `approve`, and then nothing was changed.
 pub fn open(
     store: &Arc<dyn Store>,
     wanted: &Wanted<'_>,

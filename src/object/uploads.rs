@@ -4,19 +4,18 @@
 //! sent again only with the same content; a drive that has a successor sends nothing more.
 
 use super::Root;
-use super::commits::Stage;
 use super::format::{Identity, OFFSET_BITS, Object, Part, Seed, Session, check_of, part};
-use super::index::{Index, place};
-use super::issuer::{Issuer, Taken, judge};
-use super::opening::{Opened, Sessions, look};
+use super::index::place;
+use super::issuer::{Taken, judge};
+use super::opening::{Opened, look};
+use super::state::State;
 use super::store::{BEAT, Failure, ROOT, Store, Trouble, slot};
 use super::takeover::Owned;
-use super::window::{Draft, Window};
+use super::window::Draft;
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result as Checked};
 use crate::stats::ObjectStats;
 use parking_lot::{Condvar, Mutex};
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -31,100 +30,8 @@ const BEATS: Duration = Duration::from_secs(10);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(5));
 /// How often a change of the root is tried.
 const SWAPS: u32 = 3;
-/// How long a request waits for a store that fails.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest wait before a look at what has changed.
 const LOOK: Duration = Duration::from_millis(500);
-
-/// A window that gets no more writes.
-pub struct Sealed {
-    pub window: Arc<Window>,
-    number: u64,
-    /// Parts that have no slot yet.
-    pub todo: VecDeque<Draft>,
-    issued: u32,
-    /// The slots of its parts, and what they say.
-    parts: Vec<(u64, Vec<super::Entry>)>,
-    /// Whether no part comes behind `todo`.
-    pub is_whole: bool,
-}
-
-impl Sealed {
-    /// A window with all of its parts.
-    pub fn new(window: Window, number: u64, parts: Vec<Draft>) -> Self {
-        let (window, todo) = (Arc::new(window), parts.into());
-        Self { window, number, todo, issued: 0, parts: Vec::new(), is_whole: true }
-    }
-
-    /// Whether all of its parts so far are in the store.
-    pub fn is_sent(&self) -> bool {
-        self.todo.is_empty() && self.parts.len() == self.issued as usize
-    }
-}
-
-/// What the lock protects.
-pub struct State {
-    pub open: Window,
-    /// Since when the open window has something.
-    opened: Option<Instant>,
-    /// Oldest first.
-    pub sealed: VecDeque<Sealed>,
-    sealed_windows: u64,
-    committed_windows: u64,
-    /// How far the window of a log is.
-    pub stage: Stage,
-    /// Its last part, while that waits for the commit.
-    pub last: Option<Draft>,
-    pub index: Index,
-    pub sessions: Sessions,
-    issuer: Issuer,
-    /// The latest trouble, and since when there is some.
-    pub failing: Option<(Trouble, Instant)>,
-    /// The next owner, in words.
-    pub successor: Option<String>,
-}
-
-impl State {
-    /// Memory of writes that are not in the store, in bytes.
-    pub fn waiting_bytes(&self) -> usize {
-        self.open.bytes() + self.sealed.iter().map(|sealed| sealed.window.bytes()).sum::<usize>()
-    }
-
-    /// The number of the next window.
-    pub fn next_window(&mut self) -> u64 {
-        self.sealed_windows += 1;
-        self.sealed_windows - 1
-    }
-
-    /// Whether every window that was sealed before the one of this number is in the store; a log's
-    /// window that has no end yet does not count.
-    pub fn has_sent_before(&self, number: u64) -> bool {
-        self.sealed.iter().all(|sealed| sealed.number >= number || !sealed.is_whole)
-    }
-
-    /// The error number of the store's trouble, if that has lasted for [`PATIENCE`], and as long
-    /// since `began`.
-    pub fn trouble_since(&self, began: Option<Instant>) -> Option<i32> {
-        let (trouble, since) = self.failing.as_ref()?;
-        let since = began.map_or(*since, |began| began.max(*since));
-        (since.elapsed() >= PATIENCE).then_some(trouble.errno)
-    }
-
-    /// Commits the sealed windows whose parts are all durable.
-    fn commit(&mut self) {
-        let durable = self.issuer.durable();
-        while let Some(first) = self.sealed.front()
-            && first.is_whole
-            && first.is_sent()
-            && first.parts.iter().all(|(slot, _)| *slot < durable)
-        {
-            let Some(mut done) = self.sealed.pop_front() else { return };
-            done.parts.sort_unstable_by_key(|(slot, _)| *slot);
-            self.index.apply(&done.parts);
-            self.committed_windows += 1;
-        }
-    }
-}
 
 /// See the module.
 pub struct Shared {
@@ -172,20 +79,7 @@ struct Job {
 impl Shared {
     pub fn new(store: Arc<dyn Store>, opened: Opened, owner: String) -> Self {
         let Opened { owned, index, sessions } = opened;
-        let state = State {
-            open: Window::default(),
-            opened: None,
-            sealed: VecDeque::new(),
-            sealed_windows: 0,
-            committed_windows: 0,
-            stage: Stage::None,
-            last: None,
-            index,
-            sessions,
-            issuer: Issuer::new(owned.next),
-            failing: None,
-            successor: None,
-        };
+        let state = State::new(index, sessions, owned.next);
         Self {
             store,
             volume: owned.root.volume,
@@ -204,23 +98,11 @@ impl Shared {
         }
     }
 
-    /// Notes that the open window has something.
-    pub fn opened(&self, state: &mut State) {
-        state.opened.get_or_insert_with(Instant::now);
-    }
-
-    /// Seals the open window, if it has something; that of a log stays open. Returns the number of
-    /// the next window.
+    /// Seals the open window, if it has something. Returns the number of the next window.
     pub fn seal(&self, state: &mut State) -> u64 {
-        if state.stage == Stage::None && !state.open.is_empty() {
-            let window = std::mem::take(&mut state.open);
-            let parts = window.parts();
-            let sealed = Sealed::new(window, state.next_window(), parts);
-            state.sealed.push_back(sealed);
-            self.changed.notify_all();
-        }
-        state.opened = None;
-        state.sealed_windows
+        let next = state.seal();
+        self.changed.notify_all();
+        next
     }
 
     /// Ends the threads.
@@ -309,14 +191,14 @@ impl Shared {
             successor: state.successor.clone(),
             trouble: state.failing.as_ref().map(|(trouble, _)| trouble.text.clone()),
             damaged_object: Some(damaged >> OFFSET_BITS).filter(|_| damaged != 0).map(slot),
-            next_slot: state.issuer.next(),
+            next_slot: state.next_slot(),
             blocks: state.index.blocks(),
             live_bytes: state.index.live_bytes(),
             stored_bytes: state.index.stored_bytes(),
             index_bytes: state.index.memory_bytes(),
             waiting_bytes: state.waiting_bytes() as u64,
             lost_blocks: state.index.lost_blocks(),
-            windows: state.committed_windows,
+            windows: state.windows(),
             sent_objects: self.sent_objects.load(Ordering::Relaxed),
             sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
         }
@@ -349,21 +231,6 @@ impl Shared {
     /// Whether the volume has another owner.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
-    }
-
-    /// The next part to send, with its slot; `None` while there is none, or too many are under way.
-    fn next(&self, state: &mut State) -> Option<(Draft, u64, Part)> {
-        if state.successor.is_some() {
-            return None;
-        }
-        let State { sealed, issuer, .. } = state;
-        let sealed = sealed.iter_mut().find(|sealed| !sealed.todo.is_empty())?;
-        let number = issuer.issue()?;
-        let draft = sealed.todo.pop_front()?;
-        let commits = sealed.is_whole && sealed.todo.is_empty();
-        let (window, part) = (sealed.number, sealed.issued);
-        sealed.issued += 1;
-        Some((draft, number, Part { window, part, commits, before: 0 }))
     }
 
     /// Makes the object of a part; `last` is the check word of the one before, and then its own.
@@ -419,12 +286,7 @@ impl Shared {
         let Job { slot, window, object, .. } = job;
         let Object::Part { entries, .. } = object else { return };
         let mut state = self.state.lock();
-        state.issuer.created(slot);
-        if let Some(sealed) = state.sealed.iter_mut().find(|sealed| sealed.number == window) {
-            sealed.parts.push((slot, entries));
-        }
-        state.failing = None;
-        state.commit();
+        state.sent(window, slot, entries);
         self.changed.notify_all();
     }
 
@@ -455,7 +317,7 @@ impl Shared {
         match self.store.put(BEAT, self.owner.as_bytes()) {
             Ok(()) => {
                 let mut state = self.state.lock();
-                if state.sealed.is_empty() {
+                if state.is_settled() {
                     state.failing = None;
                 }
             }
@@ -467,10 +329,10 @@ impl Shared {
     fn await_job(&self) -> Option<Job> {
         let mut last = self.last.lock();
         let mut state = self.state.lock();
-        if state.opened.is_some_and(|opened| opened.elapsed() >= AGE) {
+        if state.is_aged(AGE) {
             self.seal(&mut state);
         }
-        if let Some(next) = self.next(&mut state) {
+        if let Some(next) = state.next() {
             // Requests go on while the object is made.
             drop(state);
             return Some(self.make(next, &mut last));

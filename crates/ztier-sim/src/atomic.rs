@@ -21,12 +21,26 @@ pub struct Atomic {
 }
 
 impl Atomic {
-    /// Carries a commit out: what is `current` becomes durable, but for what is lost.
-    pub fn commit(&mut self, commit: Commit, current: &mut Image) {
+    /// Carries a commit out: what is `current` becomes `durable`, but for what is lost. Committed
+    /// twice, a window is as committed once.
+    pub fn commit(&mut self, commit: Commit, (current, durable): (&mut Image, &mut Image)) {
+        if !self.in_window {
+            return;
+        }
         for (first, count) in &commit.lost {
             (*first..first + count).for_each(|block| current.set(block as usize, lost()));
         }
-        (self.in_window, self.unsettled, self.newest) = (false, None, Some(commit));
+        durable.clone_from(current);
+        (self.in_window, self.newest) = (false, Some(commit));
+    }
+
+    /// Drops a window that was not committed: `current` is as what is `durable`. Another one begins
+    /// if it `begins`.
+    pub fn drop_window(&mut self, (current, durable): (&mut Image, &Image), begins: bool) {
+        if self.in_window {
+            current.clone_from(durable);
+        }
+        (self.in_window, self.unsettled) = (begins, None);
     }
 
     /// Whether a request that changes the drive contradicts the contract.

@@ -234,7 +234,7 @@ impl SimDrive {
     pub fn abandon(&self, rng: &mut Rng) {
         let mut state = self.state.lock();
         state.cut_commit(rng);
-        state.drop_window();
+        state.drop_window(false);
     }
 
     /// Begins an operation that [`SimDrive::finish`] ends. A write that overlaps one in flight is
@@ -397,7 +397,7 @@ impl SimDrive {
         state.durable = image;
         state.unflushed.clear();
         state.flying.clear();
-        state.drop_window();
+        state.drop_window(false);
     }
 
     /// A blocking operation; a read fills `data`.
@@ -462,38 +462,21 @@ impl State {
         self.atomic.as_ref().is_some_and(|atomic| atomic.in_window)
     }
 
-    /// A window begins, and one that was not committed is dropped.
-    fn begin_window(&mut self) {
-        self.drop_window();
+    /// A window that was not committed is dropped, and one begins if it `begins`.
+    fn drop_window(&mut self, begins: bool) {
         if let Some(atomic) = &mut self.atomic {
-            atomic.in_window = true;
-        }
-    }
-
-    fn drop_window(&mut self) {
-        if self.is_in_window() {
-            self.current = self.durable.clone();
-        }
-        if let Some(atomic) = &mut self.atomic {
-            (atomic.in_window, atomic.unsettled) = (false, None);
+            atomic.drop_window((&mut self.current, &self.durable), begins);
         }
     }
 
     fn commit_as(&mut self, commit: Commit, effect: Effect) {
         let Some(atomic) = &mut self.atomic else { return };
-        if matches!(effect, Effect::Fails(_) | Effect::Half(_) | Effect::Lost) {
-            atomic.unsettled = Some(commit);
-            return;
-        }
-        // Committed twice, it is as committed once.
-        if atomic.in_window {
-            atomic.commit(commit.clone(), &mut self.current);
-            self.durable = self.current.clone();
-        }
-        if let (Effect::Done(_), Some(atomic)) = (effect, &mut self.atomic) {
-            atomic.unsettled = Some(commit);
-        } else if let Some(atomic) = &mut self.atomic {
-            atomic.unsettled = None;
+        match effect {
+            Effect::Fails(_) | Effect::Half(_) | Effect::Lost => atomic.unsettled = Some(commit),
+            effect => {
+                atomic.commit(commit.clone(), (&mut self.current, &mut self.durable));
+                atomic.unsettled = matches!(effect, Effect::Done(_)).then_some(commit);
+            }
         }
     }
 
@@ -610,7 +593,7 @@ impl Drive for SimDrive {
     }
 
     fn begin(&self) {
-        self.state.lock().begin_window();
+        self.state.lock().drop_window(true);
     }
 }
 

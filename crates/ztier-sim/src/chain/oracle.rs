@@ -21,6 +21,8 @@ pub fn apply(blocks: &mut Blocks, entries: &[Entry]) {
             Entry::Zeros { first, count } => {
                 blocks.retain(|block, _| !(first..first + u64::from(count)).contains(block));
             }
+            // Of logs: the simulator of logs has them, with a drive in place of a chain.
+            Entry::Lost { .. } | Entry::Mark { .. } => {}
         }
     }
 }
