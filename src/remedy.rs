@@ -289,6 +289,11 @@ remedies! {
          changed on the backing store with --accept-changed-backing (then check the file system)",
         Loses::Log,
     );
+    /// A volume in a store that is to grow while it has a log.
+    GROW_WITHOUT_LOG = Remedy::safe(
+        "`ztier restart NAME --log none`, then `ztier set NAME size=SIZE`, then \
+         `ztier restart NAME --log DEV`",
+    );
     /// A store that is older than what its log had brought it.
     STORE_BEHIND = Remedy::or(
         "give the store in its newest state",

@@ -8,71 +8,18 @@ mod support {
     pub mod place;
     pub mod sandbox;
     pub mod shell;
+    pub mod stored;
 }
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
-use support::disk::Disk;
+use std::path::Path;
 use support::place::content;
 use support::sandbox::{Sandbox, eventually};
 use support::shell::{missing, ok};
+use support::stored::{BLOCK, Stored, check, copy, write};
 
-const BLOCK: u64 = 4096;
 const SIZE: &str = "16T";
-
-/// A store, and the hosts that share it.
-struct Stored {
-    hosts: [Sandbox; 2],
-    dir: PathBuf,
-}
-
-impl Stored {
-    fn new() -> Self {
-        let hosts = [Sandbox::new(), Sandbox::new()];
-        let dir = hosts[0].path().join("store");
-        Self { hosts, dir }
-    }
-
-    fn place(&self) -> String {
-        format!("file://{}", self.dir.display())
-    }
-
-    fn up(&self, host: usize, more: &[&str]) -> support::sandbox::Done {
-        let place = self.place();
-        let common = ["up", "vol", "--export", "nbd", "--backing", &place, "--log", "none"];
-        self.hosts[host].ztier(&[&common[..], more].concat())
-    }
-
-    fn disk(&self, host: usize) -> Disk {
-        Disk::open(&self.hosts[host].run_dir().join("vol.nbd"), "vol")
-    }
-
-    /// What the counters say of the store.
-    fn counted(&self, host: usize) -> serde_json::Value {
-        self.hosts[host].status("vol")["stats"]["object"].clone()
-    }
-
-    fn objects(&self) -> Vec<PathBuf> {
-        let found = fs::read_dir(self.dir.join("chain")).unwrap();
-        let mut found: Vec<_> = found.map(|entry| entry.unwrap().path()).collect();
-        found.sort();
-        found
-    }
-}
-
-fn write(disk: &mut Disk, blocks: impl Iterator<Item = u64>, version: u64) {
-    for block in blocks {
-        disk.write(block * BLOCK, &content(block, version));
-    }
-}
-
-fn check(disk: &mut Disk, blocks: impl Iterator<Item = u64>, version: u64) {
-    for block in blocks {
-        let expected = if version == 0 { vec![0; 4096] } else { content(block, version) };
-        assert!(disk.read(block * BLOCK, 4096) == expected, "block {block} is not {version}");
-    }
-}
 
 /// Blocks at both ends of the volume.
 fn some() -> impl Iterator<Item = u64> {
@@ -391,16 +338,6 @@ fn stores_are_read_as_the_format_says_now_and_later() {
     write_golden(&stored);
     assert_eq!(read_independently(&stored.dir), (16 << 30, golden()));
     let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/object-v1");
-    let files = |dir: &Path| {
-        let chain = fs::read_dir(dir.join("chain")).unwrap().map(|entry| entry.unwrap().path());
-        chain.chain([dir.join("root")]).collect::<Vec<_>>()
-    };
-    let copy = |from: &Path, to: &Path| {
-        fs::create_dir_all(to.join("chain")).unwrap();
-        for file in files(from) {
-            fs::copy(&file, to.join(file.strip_prefix(from).unwrap())).unwrap();
-        }
-    };
     if std::env::var_os("ZTIER_GOLDEN").is_some() {
         copy(&stored.dir, &kept);
     }

@@ -28,7 +28,8 @@ const ASK: Duration = Duration::from_millis(50);
 /// that is done). With a log: writeback=on|off (off: only for a drain or a nearly full log),
 /// writeback-threshold=PERCENT, writeback-window=BYTES, writeback-idle=MILLISECONDS (without a
 /// request, until writeback runs), commit-interval=MILLISECONDS (without a change, until changes in
-/// memory are committed), log-cache=PERCENT (of the log, for a read cache).
+/// memory are committed), log-cache=PERCENT (of the log, for a read cache); before a store
+/// max-unsent=BYTES,SECONDS[,wait] (that the store may lack; wait: then writers wait).
 #[derive(Args)]
 pub struct Set {
     /// Name of the volume
@@ -57,8 +58,13 @@ impl Set {
             None if plan.backing.is_some() => limit,
             None => format!("{limit} recompress={}", status::recompress(plan.recompress)),
             Some(log) => format!(
-                "{limit} writeback={} writeback-threshold={} writeback-window={} writeback-idle={} \
-                 commit-interval={} log-cache={}",
+                "{limit}{} writeback={} writeback-threshold={} writeback-window={} \
+                 writeback-idle={} commit-interval={} log-cache={}",
+                if plan.is_in_store() {
+                    format!(" max-unsent={}", log.unsent)
+                } else {
+                    String::new()
+                },
                 if log.writeback { "on" } else { "off" },
                 log.writeback_threshold_percent,
                 exact(log.writeback_window_bytes),
@@ -168,6 +174,7 @@ fn request(settings: &Settings, recompress: Option<RecompressChange>) -> Result<
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::config::unsent::Unsent;
 
     #[test]
     fn the_help_names_what_can_change() {
@@ -222,6 +229,7 @@ mod tests {
             writeback_idle_ms: Some(60_000),
             commit_interval_ms: Some(20),
             keep_percent: Some(10),
+            unsent: Some(Unsent { bytes: 16 << 20, seconds: 5, waits: true }),
         };
         let changes = [
             "writeback=off",
@@ -230,6 +238,7 @@ mod tests {
             "writeback-idle=60000",
             "commit-interval=20",
             "log-cache=10",
+            "max-unsent=16M,5s,wait",
         ];
         let (size_bytes, ram_limit_bytes, recompress) = (None, None, None);
         let adapt = AdaptChange::default();

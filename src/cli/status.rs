@@ -8,7 +8,7 @@ use crate::config::{Paths, Usage};
 use crate::control::{self, Request};
 use crate::daemon::ballast;
 use crate::daemon::survey::{Seen, Survey};
-use crate::device::Recompress;
+use crate::device::{self, Recompress};
 use crate::error::{Error, Result};
 use crate::remedy;
 use crate::stats::drives::Failing;
@@ -362,7 +362,13 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
         ("backing", plan.backing.display().to_string()),
         ("log", plan.log.display().to_string()),
         ("log used", format!("{} of {} segments", log.segments_used, log.segments)),
-        ("not in backing", if log.clean { "nothing".into() } else { dirty }),
+        (
+            "not in backing",
+            match log.clean {
+                true => "nothing".into(),
+                false => format!("{dirty}, the oldest for {} s", log.unsent_age_s),
+            },
+        ),
         ("kept", kept(plan, log)),
         ("backing alone", alone(log, status.stats.lost_blocks())),
         ("log written", format!("{}{written}", human(log.written_bytes))),
@@ -371,6 +377,7 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
         ("index", human(log.index_bytes)),
         ("cache", cache(&status.stats)),
     ];
+    rows.extend(status.stats.object.iter().flat_map(in_store));
     rows.extend(adapting::rows(status));
     rows.push(("errors", health));
     rows.extend(drive_errors(&status.stats));
@@ -401,6 +408,14 @@ pub(super) fn writeback(plan: &LogPlan) -> String {
     let window = exact(plan.writeback_window_bytes);
     let (percent, ms) = (plan.writeback_threshold_percent, plan.writeback_idle_ms);
     match plan.writeback {
+        true if device::is_store(&plan.backing) => {
+            let then = if plan.unsent.waits { "writers wait" } else { "the log fills" };
+            format!(
+                "windows up to 32M, so that the store lacks at most {} and {} s; beyond it {then}",
+                exact(plan.unsent.bytes),
+                plan.unsent.seconds
+            )
+        }
         true => format!("when idle for {ms} ms, and from {percent} % on; windows from {window} on"),
         false => "switched off, until the log is nearly full or drained".into(),
     }

@@ -427,6 +427,10 @@ fn role(plan: &Plan) -> (&'static str, &'static str) {
             "compressed RAM disk (all data in memory)",
             "nowhere: the data is in the daemon's memory and gone after `ztier down` or a reboot",
         ),
+        (Some(log), _) if device::is_store(&log.backing) => (
+            "durable log before a store of objects that hosts can share",
+            "in the log when a flush returns, later in the store, as `max-unsent` says",
+        ),
         (Some(_), _) => (
             "durable log before a backing store",
             "in the log when a flush returns, later in the backing store",

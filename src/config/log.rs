@@ -3,6 +3,7 @@
 use super::machine;
 use super::settings::Settings;
 use super::size::{Amount, exact};
+use super::unsent::Unsent;
 use crate::device;
 use crate::error::{Error, Result};
 use crate::log::{Accepted, Options};
@@ -43,6 +44,9 @@ pub struct LogPlan {
     /// Percent of the log that may hold clean data: 0 to 50.
     #[serde(default = "quarter")]
     pub keep_percent: u64,
+    /// What a store may lack.
+    #[serde(default)]
+    pub unsent: Unsent,
     /// Overwrite what is on the log's drive, if it is no log.
     pub wipe: bool,
     /// Accept a copy of the backing store in its place.
@@ -81,6 +85,9 @@ pub struct LogChange {
     pub commit_interval_ms: Option<u64>,
     /// Percent of the log that may hold copies of what the backing store has, too.
     pub keep_percent: Option<u64>,
+    /// What a store may lack.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unsent: Option<Unsent>,
 }
 
 impl LogChange {
@@ -102,6 +109,7 @@ impl LogChange {
             writeback_idle_ms: settings.writeback_idle,
             commit_interval_ms: settings.commit_interval,
             keep_percent: settings.log_cache,
+            unsent: settings.max_unsent,
         })
     }
 }
@@ -119,6 +127,7 @@ impl LogPlan {
             writeback: on(),
             commit_interval_ms: one_second(),
             keep_percent: quarter(),
+            unsent: Unsent::default(),
             wipe: false,
             moved: false,
             accept_loss: false,
@@ -152,6 +161,7 @@ impl LogPlan {
             writeback_idle_ms: change.writeback_idle_ms.unwrap_or(self.writeback_idle_ms),
             commit_interval_ms: change.commit_interval_ms.unwrap_or(self.commit_interval_ms),
             keep_percent: change.keep_percent.unwrap_or(self.keep_percent),
+            unsent: change.unsent.unwrap_or(self.unsent),
             ..self
         };
         plan.check().map(|()| plan)
@@ -175,6 +185,11 @@ impl LogPlan {
             window: self.writeback_window_bytes.min(machine::memory_bytes() / WINDOW_PART),
             idle: Duration::from_millis(self.writeback_idle_ms),
             enabled: self.writeback,
+            unsent: device::is_store(&self.backing).then(|| device::Unsent {
+                bytes: self.unsent.bytes,
+                age: Duration::from_secs(self.unsent.seconds),
+                waits: self.unsent.waits,
+            }),
         }
     }
 

@@ -14,6 +14,7 @@ pub mod paths;
 pub mod plan;
 pub mod settings;
 pub mod size;
+pub mod unsent;
 pub mod usage;
 
 pub use export::Choice;

@@ -295,6 +295,11 @@ impl Plan {
         }
         usage::refuse_with_log(settings)?;
         refuse_of_spill(settings)?;
+        if settings.max_unsent.is_some() {
+            return Err(
+                Error::usage("max-unsent is for a log before a store").hint("leave out max-unsent")
+            );
+        }
         let plan = LogPlan::of(settings, log.clone(), backing.clone())?;
         let segment_bytes = check_segment(settings)?;
         let pair = device::Pair::new(log, backing, segment_bytes, paths.state.clone());
@@ -523,6 +528,7 @@ fn refuse_of_log(settings: &Settings) -> Result<()> {
         ("writeback-threshold", settings.writeback_threshold.is_some()),
         ("writeback-window", settings.writeback_window.is_some()),
         ("commit-interval", settings.commit_interval.is_some()),
+        ("max-unsent", settings.max_unsent.is_some()),
         ("log-cache", settings.log_cache.is_some()),
     ];
     match given.iter().find(|(_, given)| *given) {

@@ -17,6 +17,7 @@
 
 use super::export::{Address, Choice};
 use super::size::{Amount, Limit};
+use super::unsent::Unsent;
 use crate::device::{Algorithm, Recompress, Sector};
 use crate::system::usage::{Ballast, SlotNews};
 use clap::ValueHint;
@@ -218,6 +219,13 @@ flags {
     writeback_idle = "writeback-idle", live: u64 {
         "milliseconds, up to a day", "500",
         "Time without a request until writeback runs. A large one lets a slow disk sleep."
+    }
+    /// With a log before a store: bytes and seconds that the store may lack; with `,wait` writers
+    /// wait beyond them [default: 256M,30s]
+    #[flag(value_name = "BYTES,SECONDS")]
+    max_unsent = "max-unsent", live: Unsent {
+        "bytes, seconds, and `,wait`", "`256M,30s`",
+        "What a store may lack of its log. With `,wait`, writers wait beyond it."
     }
     /// With a log: milliseconds without a change after which changes in memory are committed
     /// [default: 1000]

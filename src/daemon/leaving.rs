@@ -124,6 +124,9 @@ impl Running {
 
     /// Makes all earlier writes durable.
     fn flush(&self) -> Result<()> {
+        if let Some(log) = self.served.volume.log() {
+            return log.secure();
+        }
         let device = Arc::clone(&self.served.volume) as Arc<dyn Device>;
         device
             .channel()

@@ -58,7 +58,7 @@ fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, progress: &dyn Fn(&str))
         return open_log(plan, log, paths, &kept.memory, progress);
     }
     if let Some(place) = plan.backing.as_ref().filter(|place| device::is_store(place)) {
-        return in_store(plan, place, paths, progress);
+        return in_store(plan, place, paths, &kept.memory, progress);
     }
     if let Some(backing) = &plan.backing {
         let limits = (plan.ram_limit_bytes, machine::memory_bytes());
@@ -102,12 +102,19 @@ fn store_options(plan: &Plan, place: &Path, paths: &Paths) -> device::StoreOptio
 }
 
 /// Takes over a volume in a store.
-fn in_store(plan: &Plan, place: &Path, paths: &Paths, progress: &dyn Fn(&str)) -> Result<Made> {
+fn in_store(
+    plan: &Plan,
+    place: &Path,
+    paths: &Paths,
+    memory: &Memory,
+    progress: &dyn Fn(&str),
+) -> Result<Made> {
     let options = store_options(plan, place, paths);
     let limits = (plan.ram_limit_bytes, machine::memory_bytes());
     let opening = Opening::new(progress);
-    let volume =
-        device::PassthroughVolume::in_store(&options, limits, &|read| opening.objects(read))?;
+    let heard = |read| opening.objects(read);
+    let state = &paths.state;
+    let volume = device::PassthroughVolume::in_store(&options, memory, state, limits, &heard)?;
     Ok(Made::new(volume, Vec::new()))
 }
 

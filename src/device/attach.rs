@@ -244,7 +244,7 @@ impl Pair {
     fn make(&self, claimed: &Claimed) -> Result<Seen> {
         claimed.backing.require_whole()?;
         let blocks = claimed.backing.bytes() / BLOCK_SIZE as u64;
-        let (uuid, identity) = (random()?, claimed.backing.identity()?);
+        let (uuid, identity) = (random()?, claimed.backing.identity(0)?);
         log::format(&*claimed.log, uuid, identity, blocks, self.segment)
             .and_then(|()| log::read_superblock(&*claimed.log))
             .map(|(sb, ..)| Seen::of(&sb))
@@ -331,7 +331,7 @@ impl Pair {
             kept.give_up();
         }
         let sb = &mut found.superblock;
-        sb.identity = claimed.backing.identity()?;
+        sb.identity = claimed.backing.identity(sb.written.segment)?;
         // An accepted older log becomes the newest.
         let newer = claimed.newer(sb).map_or(0, |seen| seen.generation);
         sb.generation = sb.generation.max(newer);
@@ -388,6 +388,11 @@ impl Pair {
         let found = match look() {
             Err(OpenError::NoLog) => None,
             found => Some(found),
+        };
+        // A log that holds nothing of a volume that has grown without it is made anew.
+        let found = match found {
+            Some(Ok(found)) if claimed.has_outgrown(&found) && kept.is_empty() => None,
+            found => found,
         };
         let usable = match &found {
             None => match lacking {

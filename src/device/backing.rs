@@ -17,11 +17,16 @@ pub(super) trait Backing {
     /// Its size is no multiple of a block.
     fn require_whole(&self) -> Result<()>;
 
-    /// What a log's superblock says of it.
+    /// Whether it may grow without its log.
+    fn grows(&self) -> bool {
+        false
+    }
+
+    /// What a log's superblock says of it, whose segments before `written` it has.
     ///
     /// # Errors
     /// It can't be read.
-    fn identity(&self) -> Result<[u8; IDENTITY]>;
+    fn identity(&self, written: u64) -> Result<[u8; IDENTITY]>;
 
     /// Compares it with what is `stored` in the log of `sb`; `None` if that is damaged, or of
     /// another kind of backing store.
@@ -52,7 +57,7 @@ impl Backing for FileDrive {
         Self::require_whole(self)
     }
 
-    fn identity(&self) -> Result<[u8; IDENTITY]> {
+    fn identity(&self, _: u64) -> Result<[u8; IDENTITY]> {
         let identity = Identity::of(self, &StableId::of(self));
         identity.map(|identity| identity.encode()).map_err(|e| failed(self.path(), &e))
     }

@@ -329,6 +329,13 @@ pub trait LogControl {
     /// when the log's tail reaches the returned segment.
     fn drain(&self, on: bool) -> u64;
 
+    /// Makes all earlier writes durable in the log, also when the volume has another owner by now
+    /// and serves no request any more.
+    ///
+    /// # Errors
+    /// The log has failed, and what it held is not in the backing store.
+    fn secure(&self) -> Outcome<()>;
+
     /// Marks all lost blocks as known to the user, so that they are reported no longer. Returns how
     /// many blocks these are.
     ///

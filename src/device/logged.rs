@@ -402,6 +402,10 @@ impl LogControl for LogVolume {
         self.drain(on)
     }
 
+    fn secure(&self) -> Result<()> {
+        self.logged.flush().context("what was written can't be made durable")
+    }
+
     fn note_loss(&self) -> Result<u64> {
         let kept = self.record.lock();
         // While the record is locked, the listener leaves the note alone.

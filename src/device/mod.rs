@@ -32,7 +32,7 @@ mod worker;
 
 pub use crate::cache::{RAM_LIMIT_MIN as CACHE_LIMIT_MIN, check_limit as check_cache_limit};
 pub use crate::codec::Algorithm;
-pub use crate::log::Policy;
+pub use crate::log::{Policy, Unsent};
 pub use crate::media::Sector;
 pub use crate::ram::{Recompress, SpillTo};
 pub use attach::Opened;

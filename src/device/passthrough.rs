@@ -16,7 +16,7 @@ use crate::cache::Cached;
 use crate::error::{Context, Error, Result};
 use crate::log::Kept;
 use crate::media::{Access, Action, Drive, DriveError, FileDrive, Memory};
-use crate::object::ObjectDrive;
+use crate::object::{ObjectDrive, VolumeFound};
 use crate::remedy;
 use crate::stats::drives::Role;
 use crate::stats::{Latencies, Stats};
@@ -67,38 +67,32 @@ impl PassthroughVolume {
         state: &Path,
         (ram_limit, most): (u64, u64),
     ) -> Result<Arc<Self>> {
-        if !Kept::new(memory)?.is_empty() {
-            return Err(Error::would_lose(format!(
-                "{} lacks what is in memory of its log",
-                backing.display()
-            ))
-            .hint(remedy::MEMORY_OF_LOG));
-        }
+        refuse_kept(backing, memory)?;
         let drive = FileDrive::take(backing, memory.is_inherited())?;
         let book = Book::of(state, &drive);
         book.refuse_beside(backing)?;
-        match book.load()? {
-            Some(record) if record.dirty => Err(Error::would_lose(format!(
-                "{} lacks what its log on {} holds",
-                backing.display(),
-                record.log.display()
-            ))
-            .hint(format!("{} ({})", remedy::LOG_MISSED_PASSTHROUGH, record.state()))),
-            _ => Ok(Self::cached(Cached::over(Arc::new(drive), ram_limit, most)?)),
-        }
+        refuse_lacking(backing, &book)?;
+        Ok(Self::cached(Cached::over(Arc::new(drive), ram_limit, most)?))
     }
 
-    /// Takes over a volume in a store of objects, with a read cache as [`Self::open`] has it.
+    /// Takes over a volume in a store of objects, with the other arguments of [`Self::open`].
     /// `progress` hears the number of objects that were read.
     ///
     /// # Errors
-    /// The store fails, or the volume in it is in use, damaged, or another one.
+    /// As [`Self::open`]; or the store fails, or the volume in it is in use, damaged, or another
+    /// one.
     pub fn in_store(
         options: &StoreOptions,
+        memory: &Memory,
+        state: &Path,
         (ram_limit, most): (u64, u64),
         progress: &dyn Fn(u64),
     ) -> Result<Arc<Self>> {
-        let drive = object_setup::open(options, &|_| Ok(()), progress)?;
+        refuse_kept(&options.place, memory)?;
+        let approve = |found: &VolumeFound| {
+            refuse_lacking(&options.place, &Book::of_volume(state, found.volume))
+        };
+        let drive = object_setup::open(options, &approve, progress)?;
         let cache = Cached::over(Arc::clone(&drive) as Arc<dyn Drive>, ram_limit, most)?;
         Ok(Self::made(Arc::clone(&cache) as Arc<dyn Drive>, Some(cache), Some(drive)))
     }
@@ -219,6 +213,31 @@ impl Serving for PassthroughVolume {
 
     fn close(&self) -> Result<()> {
         self.backing.close().context("the backing store could not be flushed")
+    }
+}
+
+/// Refuses a backing store of which memory has what a log has not got.
+fn refuse_kept(backing: &Path, memory: &Memory) -> Result<()> {
+    match Kept::new(memory)?.is_empty() {
+        true => Ok(()),
+        false => Err(Error::would_lose(format!(
+            "{} lacks what is in memory of its log",
+            backing.display()
+        ))
+        .hint(remedy::MEMORY_OF_LOG)),
+    }
+}
+
+/// Refuses a backing store whose log holds what it lacks.
+fn refuse_lacking(backing: &Path, book: &Book) -> Result<()> {
+    match book.load()? {
+        Some(record) if record.dirty => Err(Error::would_lose(format!(
+            "{} lacks what its log on {} holds",
+            backing.display(),
+            record.log.display()
+        ))
+        .hint(format!("{} ({})", remedy::LOG_MISSED_PASSTHROUGH, record.state()))),
+        _ => Ok(()),
     }
 }
 

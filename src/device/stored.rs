@@ -11,13 +11,14 @@ use super::backing::Backing;
 use crate::error::Result;
 use crate::log::disk::format::{IDENTITY, Superblock};
 use crate::media::{Commit, Match};
-use crate::object::{Identity, Newest, VolumeFound};
+use crate::object::{Identity, VolumeFound};
 
 /// In the place of the version of a drive's identity: that of a volume in a store.
 const VERSION: u8 = 0x81;
 const VOLUME_AT: usize = 8;
 const SLOT_AT: usize = 24;
 const CHECK_AT: usize = 32;
+const WRITTEN_AT: usize = 40;
 const CRC_AT: usize = IDENTITY - 4;
 /// The witness of a store that had no window, or of one that was not looked at.
 const NO_SLOT: u64 = u64::MAX;
@@ -28,6 +29,8 @@ struct Stored {
     volume: Identity,
     /// Slot and check word of the last part of the newest window.
     witness: (u64, u32),
+    /// The segment before which the log had brought everything to the store then.
+    written: u64,
 }
 
 impl Stored {
@@ -37,6 +40,7 @@ impl Stored {
         out[VOLUME_AT..SLOT_AT].copy_from_slice(&self.volume);
         out[SLOT_AT..CHECK_AT].copy_from_slice(&self.witness.0.to_le_bytes());
         out[CHECK_AT..CHECK_AT + 4].copy_from_slice(&self.witness.1.to_le_bytes());
+        out[WRITTEN_AT..WRITTEN_AT + 8].copy_from_slice(&self.written.to_le_bytes());
         let crc = crc_fast::crc32_iscsi(&out[..CRC_AT]);
         out[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         out
@@ -48,7 +52,8 @@ impl Stored {
         let whole = u32_at(CRC_AT)? == crc_fast::crc32_iscsi(&stored[..CRC_AT]);
         let volume = stored[VOLUME_AT..SLOT_AT].try_into().ok()?;
         let witness = (u64_at(SLOT_AT)?, u32_at(CHECK_AT)?);
-        (whole && stored[0] == VERSION).then_some(Self { volume, witness })
+        let written = u64_at(WRITTEN_AT)?;
+        (whole && stored[0] == VERSION).then_some(Self { volume, witness, written })
     }
 }
 
@@ -57,33 +62,28 @@ impl VolumeFound {
         self.newest.map_or((NO_SLOT, 0), |newest| (newest.slot, newest.check))
     }
 
-    /// Whether what the log of `sb` knows of the store is newer than what is there, or older.
-    fn compare_newest(&self, sb: &Superblock, witness: (u64, u32)) -> Match {
+    /// How the newest window compares with what the log of `sb` knows of the store.
+    fn compare_newest(&self, sb: &Superblock, stored: &Stored) -> Match {
         let slot = |slot: u64| if slot == NO_SLOT { "none".into() } else { slot.to_string() };
-        let behind = |what| Match::Behind { what };
-        match self.newest {
-            Some(Newest { mark: Some(mark), .. }) if mark.log == sb.uuid => {
-                let (there, known) = (mark.tail.segment, sb.written.segment);
-                if there >= known {
-                    return Match::Same;
-                }
-                behind(format!(
-                    "it has segments before {there} of the log, and had those to {known}"
-                ))
+        let (there, known) = (self.witness(), stored.witness);
+        // The log has committed windows since it was opened: the newest must be one of those.
+        let advanced = sb.written.segment > stored.written;
+        match self.committed(sb).map(|commit| commit.tail.segment) {
+            Some(segment) if segment >= sb.written.segment => Match::Same,
+            _ if there == known && !advanced => Match::Same,
+            Some(segment) => {
+                let had = sb.written.segment;
+                let what =
+                    format!("it has segments before {segment} of the log, and had those to {had}");
+                Match::Behind { what }
             }
-            _ if self.witness() == witness => Match::Same,
-            newest => {
-                let there = newest.map_or(NO_SLOT, |newest| newest.slot);
-                let known = slot(witness.0);
-                // A store that had no window has none before it.
-                match witness.0 != NO_SLOT && (there == NO_SLOT || there < witness.0) {
-                    true => {
-                        behind(format!("its newest window is {}, and was {known}", slot(there)))
-                    }
-                    false => Match::Changed {
-                        what: format!("its newest window, {}, is not of that log", slot(there)),
-                    },
-                }
+            None if known.0 != NO_SLOT && (there.0 == NO_SLOT || there.0 <= known.0) => {
+                let (is, was) = (slot(there.0), slot(known.0));
+                Match::Behind { what: format!("its newest window is {is}, and was {was} or later") }
+            }
+            None => {
+                let what = format!("its newest window, {}, is not of that log", slot(there.0));
+                Match::Changed { what }
             }
         }
     }
@@ -98,8 +98,12 @@ impl Backing for VolumeFound {
         Ok(())
     }
 
-    fn identity(&self) -> Result<[u8; IDENTITY]> {
-        Ok(Stored { volume: self.volume, witness: self.witness() }.encode())
+    fn grows(&self) -> bool {
+        true
+    }
+
+    fn identity(&self, written: u64) -> Result<[u8; IDENTITY]> {
+        Ok(Stored { volume: self.volume, witness: self.witness(), written }.encode())
     }
 
     fn compare(&self, sb: &Superblock, stored: &[u8; IDENTITY]) -> Result<Option<Match>> {
@@ -107,7 +111,7 @@ impl Backing for VolumeFound {
         if stored.volume != self.volume {
             return Ok(Some(Match::Other { what: "the volume's id".into() }));
         }
-        Ok(Some(self.compare_newest(sb, stored.witness)))
+        Ok(Some(self.compare_newest(sb, &stored)))
     }
 
     /// Each change of a store is a window, so nothing is hidden from [`Self::compare`].

@@ -25,4 +25,4 @@ pub use recovery::{
     Accepted, Inspection, Report, Step, format, inspect, inspect_committed, inspect_telling,
     inspect_warm, least_size, newest_superblock, open, read_superblock,
 };
-pub use run::{Fault, LogIoContext, LogReadDrive, Logged, Policy, Runtime, Standing};
+pub use run::{Fault, LogIoContext, LogReadDrive, Logged, Policy, Runtime, Standing, Unsent};

@@ -157,6 +157,11 @@ pub struct LogStats {
             => gauge unless_0 "ztier_backing_mixture_since_seconds"
                 "Unix time since when the backing store alone may be a mixture of states; absent \
                  while it is one state that the volume had.";
+        /// Age of the oldest change that the backing store lacks, in seconds; one of an earlier
+        /// process counts from the opening on.
+        unsent_age_s: u64
+            => gauge "ztier_log_oldest_change_seconds"
+                "Age of the oldest change that the backing store lacks.";
         /// Whether the backing store alone is the volume, but for lost blocks.
         clean: bool
             => gauge "ztier_log_clean"

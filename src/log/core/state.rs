@@ -76,6 +76,8 @@ pub struct Core {
     pub(super) summaries: Summaries,
     pub(super) rescue: Rescue,
     pub(super) release: Release,
+    /// See [`Core::set_unsent_max`].
+    unsent_max: Option<(u64, u64)>,
     pub(in crate::log) counts: LogStats,
 }
 
@@ -114,6 +116,7 @@ impl Core {
             summaries: Summaries::default(),
             rescue: Rescue::default(),
             release: Release::default(),
+            unsent_max: None,
             counts: LogStats::default(),
         }
     }
@@ -147,6 +150,7 @@ impl Core {
             segment_durable: self.segment_durable(),
             past_unix_s: self.past_s(),
             mixture_since_unix_s: self.sb.mixture_s,
+            unsent_age_s: self.unsent().1 / 1000,
             clean: self.is_clean(),
             commits: self.commit.took.latency(),
             ..self.counts
@@ -330,6 +334,10 @@ impl Core {
     /// The open chunk, with room for `payload` bytes; opens a new chunk if needed, as long as
     /// `reserve` segments stay free.
     pub(super) fn open_for(&mut self, payload: usize, reserve: u64) -> Result<&mut Open, Refused> {
+        if reserve == RESERVE && self.is_behind() {
+            self.commit.want(self.next_chunk);
+            return Err(Refused::Full);
+        }
         let (own, open) = (reserve != RESERVE, self.open.as_ref());
         let records = self.kept.has_room(2, own);
         if open.is_some_and(|open| !open.has_room(payload)) || !records {
@@ -392,9 +400,38 @@ impl Core {
         let (epoch, chunk, prev) = (self.epoch(), self.next_chunk, self.prev);
         let number = self.first + self.segments.len() as u64;
         self.summaries.begin(number, epoch, chunk, prev, self.sb.segment);
+        while self.window.begun_ms.front().is_some_and(|(before, _)| *before < self.written) {
+            self.window.begun_ms.pop_front();
+        }
+        self.window.begun_ms.push_back((number, self.commit.now_ms()));
         let (used, pins, changes, finished) = (0, 0, 0, false);
         self.segments.push_back(Segment { epoch, chunk, prev, used, pins, changes, finished });
         Ok(number)
+    }
+
+    /// Bytes of segments that the backing store lacks, and the age of the oldest change in them, in
+    /// milliseconds; that of an earlier process counts from the opening on.
+    pub fn unsent(&self) -> (u64, u64) {
+        if self.is_clean() {
+            return (0, 0);
+        }
+        let begun = self.window.begun_ms.iter().find(|(segment, _)| *segment >= self.written);
+        let begun = begun.filter(|(segment, _)| *segment == self.written);
+        let age = self.commit.now_ms().saturating_sub(begun.map_or(0, |(_, ms)| *ms));
+        (self.fullness().0 * u64::from(self.sb.segment), age)
+    }
+
+    /// Sets what the backing store may lack before changes are refused as if the log were full:
+    /// bytes, and milliseconds. `None`: no bound but the log.
+    pub fn set_unsent_max(&mut self, most: Option<(u64, u64)>) {
+        self.unsent_max = most;
+    }
+
+    /// Whether the backing store lacks more than it may.
+    fn is_behind(&self) -> bool {
+        let Some((bytes, ms)) = self.unsent_max else { return false };
+        let (unsent, age) = self.unsent();
+        unsent > bytes || age > ms
     }
 
     /// The epoch of new chunks.

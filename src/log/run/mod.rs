@@ -22,4 +22,4 @@ mod writeback_throttle;
 
 pub use log_reads::LogReadDrive;
 pub use logged::{Fault, LogIoContext, Logged, Standing};
-pub use runtime::{Policy, Runtime};
+pub use runtime::{Policy, Runtime, Unsent};

@@ -52,6 +52,32 @@ pub struct Policy {
     /// Writeback runs by itself. If false, it runs only for a drain, a rescue, a recommit, or when
     /// the log is nearly full.
     pub enabled: bool,
+    /// What the backing store may lack, if it is a store of objects: this instead of idle times
+    /// says when a window is due.
+    pub unsent: Option<Unsent>,
+}
+
+/// What a store of objects may lack of its log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unsent {
+    /// Bytes of segments.
+    pub bytes: u64,
+    /// Age of the oldest change.
+    pub age: Duration,
+    /// Beyond that, writers wait.
+    pub waits: bool,
+}
+
+impl Unsent {
+    /// Whether a window is due of which the log has so many bytes, the oldest change of this age in
+    /// milliseconds. Half of what may be unsent is left for the time that the window takes.
+    fn is_due(&self, (bytes, age_ms): (u64, u64)) -> bool {
+        bytes >= ATOMIC_WINDOW_MAX.min(self.bytes / 2) || self.is_aged(age_ms)
+    }
+
+    fn is_aged(&self, age_ms: u64) -> bool {
+        Duration::from_millis(age_ms) >= self.age / 2
+    }
 }
 
 impl Policy {
@@ -73,6 +99,7 @@ impl Default for Policy {
             window: 64 << 20,
             idle: Duration::from_millis(500),
             enabled: true,
+            unsent: None,
         }
     }
 }
@@ -117,6 +144,7 @@ impl Runtime {
             None => Ring::with_threads(logged.log_drive(), DEPTH)?,
         };
         logged.wakes(ring.waker());
+        bound(logged, &policy);
         let mut runtime = Self {
             logged: Arc::clone(logged),
             draining: Arc::default(),
@@ -161,6 +189,7 @@ impl Runtime {
     /// Replaces the writeback policy.
     pub fn set_policy(&self, policy: Policy) {
         *self.policy.lock() = policy;
+        bound(&self.logged, &policy);
     }
 
     /// Makes everything durable, ends the threads, and marks the log as closed in order. The caller
@@ -193,7 +222,8 @@ impl Runtime {
         settle(Core::is_quiet)?;
         self.logged.renew_identity()?;
         // Flushed first: what other programs have in the page cache counts as written before.
-        let flushed = matches!(self.logged.flush_backing(), Outcome::Done);
+        let backing = self.logged.backing();
+        let flushed = !backing.is_atomic() && backing.flush().is_ok();
         let counter = if flushed { count() } else { ChangeCounter::default() };
         self.logged.core().close(counter);
         settle(Core::is_closed)
@@ -211,6 +241,13 @@ impl Drop for Runtime {
         self.logged.stop_threads();
         self.join();
     }
+}
+
+/// Has writers wait for a store, as the policy says.
+fn bound(logged: &Logged, policy: &Policy) {
+    let most = policy.unsent.filter(|unsent| unsent.waits);
+    let most = most.map(|unsent| (unsent.bytes, unsent.age.as_millis() as u64));
+    logged.core().set_unsent_max(most);
 }
 
 /// The commit thread: carries out commands that no request waits for, several in flight at once,
@@ -260,6 +297,8 @@ fn write_back(logged: &Logged, draining: &Goal, policy: &Mutex<Policy>) {
         let hurry = hurries(logged, draining);
         if hurry {
             close_segment(logged, draining);
+        } else if policy.enabled && policy.unsent.is_some_and(|unsent| ages(logged, &unsent)) {
+            close_aged(logged);
         }
         let Some((bytes, fullness)) = due(logged, policy, hurry) else {
             sleep(TICK);
@@ -316,10 +355,15 @@ fn due(logged: &Logged, policy: Policy, hurry: bool) -> Option<(u64, (u64, u64))
     let (used, segments) = core.fullness();
     let log_bytes = segments * u64::from(core.superblock().segment);
     let must = hurry || core.is_rescuing() || core.is_recommitting();
+    let unsent = core.unsent();
     drop(core);
     let percent = used * 100 / segments.max(1);
+    let waits = match policy.unsent {
+        Some(most) => most.is_due(unsent),
+        None => logged.idle() >= policy.idle,
+    };
     let due = match policy.enabled {
-        true => logged.idle() >= policy.idle || percent >= policy.threshold_percent,
+        true => waits || percent >= policy.threshold_percent,
         // Even if disabled: requests must not wait for room for ever.
         false => percent >= URGENT || used + NEARLY_FULL >= segments,
     };
@@ -346,6 +390,19 @@ fn close_segment(logged: &Logged, draining: &Goal) {
 fn interrupted() -> DriveError {
     let errno = rustix::io::Errno::INTR.raw_os_error();
     DriveError { action: Action::Flush, at: 0, len: 0, errno }
+}
+
+/// Whether the oldest change is so old that a window is due, and only the open segment has it.
+fn ages(logged: &Logged, unsent: &Unsent) -> bool {
+    let core = logged.core();
+    core.fullness().0 == 1 && !core.is_clean() && unsent.is_aged(core.unsent().1)
+}
+
+/// Closes the open segment, because what it holds is to be sent.
+fn close_aged(logged: &Logged) {
+    // If the log fails here, the rescue writes everything back.
+    let _ = logged.commit();
+    logged.core().finish_segment();
 }
 
 /// Whether writeback must hurry, and so ignores the throttle.
