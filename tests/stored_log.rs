@@ -66,14 +66,15 @@ fn what_is_in_the_log_reaches_the_store_and_outlives_the_daemon() {
 #[test]
 fn the_store_holds_a_past_state_whenever_the_daemon_dies() {
     const BLOCKS: u64 = 700;
-    let stored = logged(&["--max-unsent", "8M,1s"]);
+    let often = ["--max-unsent", "8M,1s"];
+    let stored = logged(&often);
     let other = stored.hosts[1].path().join("copy");
     let mut borders = Vec::new();
     for round in 1..=8 {
         let mut disk = stored.disk(0);
         write(&mut disk, 0..BLOCKS, round);
         disk.flush();
-        std::thread::sleep(std::time::Duration::from_millis(700 + 130 * (round % 5)));
+        std::thread::sleep(std::time::Duration::from_millis(300 + 150 * (round % 5)));
         stored.hosts[0].kill("vol");
         drop(disk);
         let _ = fs::remove_dir_all(&other);
@@ -101,7 +102,7 @@ fn the_store_holds_a_past_state_whenever_the_daemon_dies() {
         borders.push((newest[0], border));
         drop(there);
         stored.hosts[1].ztier(&["down", "vol"]).ok();
-        stored.up_logged(0, &[]).ok();
+        stored.up_logged(0, &often).ok();
         check(&mut stored.disk(0), 0..BLOCKS, round);
     }
     assert!(borders.is_sorted(), "the store went back: {borders:?}");

@@ -392,17 +392,20 @@ fn interrupted() -> DriveError {
     DriveError { action: Action::Flush, at: 0, len: 0, errno }
 }
 
-/// Whether the oldest change is so old that a window is due, and only the open segment has it.
+/// Whether the oldest change is so old that a window is due.
 fn ages(logged: &Logged, unsent: &Unsent) -> bool {
     let core = logged.core();
-    core.fullness().0 == 1 && !core.is_clean() && unsent.is_aged(core.unsent().1)
+    !core.is_clean() && unsent.is_aged(core.unsent().1)
 }
 
-/// Closes the open segment, because what it holds is to be sent.
+/// Commits what is to be sent, and closes the open segment if only that has it.
 fn close_aged(logged: &Logged) {
     // If the log fails here, the rescue writes everything back.
     let _ = logged.commit();
-    logged.core().finish_segment();
+    let mut core = logged.core();
+    if core.fullness().0 == 1 {
+        core.finish_segment();
+    }
 }
 
 /// Whether writeback must hurry, and so ignores the throttle.
