@@ -238,6 +238,24 @@ fn a_store_lacks_only_so_much_and_writers_wait_if_that_is_asked_for() {
 }
 
 #[test]
+fn a_flush_waits_for_the_store_if_that_is_asked_for() {
+    let stored = logged(&["--sync-remote", "--max-unsent", "1G,3600s"]);
+    let told = stored.hosts[0].ztier(&["status", "vol"]).ok();
+    assert!(told.contains("in the store when a flush returns"), "{told}");
+    let mut disk = stored.disk(0);
+    for round in 1..=20 {
+        write(&mut disk, 0..10, round);
+        disk.flush();
+        assert_eq!(stored.counted(0)["blocks"], 10, "round {round}");
+    }
+    stored.hosts[0].kill("vol");
+    drop(disk);
+    // The host and its log are gone.
+    stored.up(1, &["--force"]).ok();
+    check(&mut stored.disk(1), 0..10, 20);
+}
+
+#[test]
 fn what_the_log_lost_is_lost_in_the_store_too() {
     let stored = logged(&["--writeback", "off", "--commit-interval", "10", "--ram-limit", "0"]);
     let mut disk = stored.disk(0);

@@ -383,7 +383,13 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
     rows.extend(drive_errors(&status.stats));
     rows.extend([
         ("lost blocks", lost(&status.stats)),
-        ("durable", durable(log)),
+        (
+            "durable",
+            match plan.sync_remote {
+                true if !log.failed => "in the store when a flush returns".into(),
+                _ => durable(log),
+            },
+        ),
         ("daemon", daemon_of(status)),
     ]);
     output::pairs(&rows)

@@ -429,7 +429,12 @@ fn role(plan: &Plan) -> (&'static str, &'static str) {
         ),
         (Some(log), _) if device::is_store(&log.backing) => (
             "durable log before a store of objects that hosts can share",
-            "in the log when a flush returns, later in the store, as `max-unsent` says",
+            match log.sync_remote {
+                true => "in the store when a flush returns",
+                false => {
+                    "in the log when a flush returns, later in the store, as `max-unsent` says"
+                }
+            },
         ),
         (Some(_), _) => (
             "durable log before a backing store",

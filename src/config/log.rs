@@ -28,6 +28,9 @@ pub struct LogPlan {
     pub backing: PathBuf,
     /// Acknowledge writes when they are durable.
     pub sync: bool,
+    /// A flush waits until the store has it.
+    #[serde(default)]
+    pub sync_remote: bool,
     /// Percent of the log that may fill before writeback runs beside foreground work.
     pub writeback_threshold_percent: u64,
     /// Bytes of a window of writeback while the log is nearly empty.
@@ -121,6 +124,7 @@ impl LogPlan {
             log,
             backing,
             sync: false,
+            sync_remote: false,
             writeback_threshold_percent: 50,
             writeback_window_bytes: 64 << 20,
             writeback_idle_ms: half_a_second(),
@@ -144,7 +148,8 @@ impl LogPlan {
     /// As [`Self::check`].
     pub(super) fn of(settings: &Settings, log: PathBuf, backing: PathBuf) -> Result<Self> {
         let sync = settings.sync.unwrap_or(false);
-        Self { sync, ..Self::new(log, backing) }.with(&LogChange::of(settings)?)
+        let sync_remote = settings.sync_remote.unwrap_or(false);
+        Self { sync, sync_remote, ..Self::new(log, backing) }.with(&LogChange::of(settings)?)
     }
 
     /// This plan with a change.

@@ -295,10 +295,11 @@ impl Plan {
         }
         usage::refuse_with_log(settings)?;
         refuse_of_spill(settings)?;
-        if settings.max_unsent.is_some() {
-            return Err(
-                Error::usage("max-unsent is for a log before a store").hint("leave out max-unsent")
-            );
+        let remote = settings.sync_remote == Some(true);
+        if settings.max_unsent.is_some() || remote {
+            let key = if remote { "sync-remote" } else { "max-unsent" };
+            return Err(Error::usage(format!("{key} is for a log before a store"))
+                .hint(format!("leave out {key}")));
         }
         let plan = LogPlan::of(settings, log.clone(), backing.clone())?;
         let segment_bytes = check_segment(settings)?;
@@ -529,6 +530,7 @@ fn refuse_of_log(settings: &Settings) -> Result<()> {
         ("writeback-window", settings.writeback_window.is_some()),
         ("commit-interval", settings.commit_interval.is_some()),
         ("max-unsent", settings.max_unsent.is_some()),
+        ("sync-remote", settings.sync_remote == Some(true)),
         ("log-cache", settings.log_cache.is_some()),
     ];
     match given.iter().find(|(_, given)| *given) {

@@ -193,6 +193,12 @@ flags {
         "`true`, `false`", "`false`",
         "Acknowledge writes when durable, not in memory."
     }
+    /// With a log before a store: a flush waits until the store has it
+    #[flag(num_args = 0, default_missing_value = "true")]
+    sync_remote = "sync-remote": bool {
+        "`true`, `false`", "`false`",
+        "With a log before a store: a flush waits for the store."
+    }
     /// With a log: whether writeback runs by itself; off: only for a drain or a nearly full log
     /// [default: on]
     #[flag(value_parser = switch())]

@@ -203,6 +203,7 @@ fn open_log(
     let options = device::LogOptions {
         algorithm: plan.algorithm,
         sync: log.sync,
+        sync_remote: log.sync_remote,
         policy: log.policy(),
         accept_loss: log.accept_loss,
         ram_limit: plan.ram_limit_bytes,

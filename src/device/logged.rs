@@ -37,6 +37,8 @@ pub struct LogOptions {
     pub algorithm: Algorithm,
     /// Acknowledge a write when it is durable, not when it is in memory.
     pub sync: bool,
+    /// A flush waits until the store of objects has it.
+    pub sync_remote: bool,
     /// Memory and commits of the log.
     pub log: log::Options,
     /// When and how much is written back.
@@ -170,7 +172,10 @@ impl LogVolume {
     /// A thread cannot be started; or the log fails before it has taken what is in memory, which
     /// then stays there.
     pub fn start(&self, ring: Option<Ring>) -> Result<()> {
-        let LogOptions { policy, algorithm, .. } = self.options;
+        let LogOptions { policy, algorithm, sync_remote, .. } = self.options;
+        if sync_remote {
+            self.logged.expect_remote();
+        }
         *self.runtime.lock() = Some(Runtime::start(&self.logged, policy, algorithm, ring)?);
         self.logged.recommit().context("what was in memory cannot be brought to the log")
     }
@@ -489,7 +494,10 @@ impl Engine for LogChannel {
 
     fn flush(&mut self) -> std::result::Result<(), IoError> {
         self.volume.refuse_over(Action::Flush, 0)?;
-        Ok(self.volume.logged.flush()?)
+        match self.volume.options.sync_remote {
+            true => Ok(self.volume.logged.flush_remote()?),
+            false => Ok(self.volume.logged.flush()?),
+        }
     }
 
     fn leave(&mut self, counters: &Arc<Counters>) {

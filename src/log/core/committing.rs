@@ -19,7 +19,7 @@ impl Core {
             mark("commit.due");
             self.window.step = Step::Committing(judged);
         } else {
-            self.brought(judged);
+            self.take_on(judged);
         }
     }
 
@@ -53,11 +53,17 @@ impl Core {
                 mark("commit.done");
                 if !judged.rescues {
                     self.mixed(judged.end);
+                    self.window.brought = judged.end;
                 }
-                self.brought(judged);
+                self.take_on(judged);
             }
             step => self.window.step = step,
         }
+    }
+
+    /// Segments before this one are in the backing store.
+    pub fn brought(&self) -> u64 {
+        self.window.brought.max(self.written)
     }
 
     /// Gives the commit that is due up because the process ends. It may have been made.
@@ -68,7 +74,7 @@ impl Core {
     }
 
     /// The backing store durably has a window.
-    fn brought(&mut self, judged: Judged) {
+    fn take_on(&mut self, judged: Judged) {
         let Judged { end, rescues, blocks, .. } = judged;
         if rescues {
             self.end_rescue(end);

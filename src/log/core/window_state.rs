@@ -163,6 +163,8 @@ pub(super) struct Window {
     pub(super) opened_s: u64,
     /// Segments since the opening, each with the time when its last chunk was closed.
     pub(super) times: VecDeque<(u64, u64)>,
+    /// An atomic backing store has committed the segments before this one.
+    pub(super) brought: u64,
     /// Segments that the backing store lacks, each with the time when it was taken into use, in
     /// milliseconds.
     pub(super) begun_ms: VecDeque<(u64, u64)>,

@@ -13,6 +13,7 @@ use super::coalesce::ReadCoalescer;
 use super::event_count::EventCount;
 use super::frequency::FrequencySketch;
 use super::packing::Packing;
+use super::remote::Goal;
 use super::waits::Awaited;
 use super::watched::Watched;
 use super::write_throttle::WriteThrottle;
@@ -140,6 +141,10 @@ pub struct Logged {
     pub(super) failures: AtomicU32,
     /// The drive error of the last failed window.
     pub(super) failure: Mutex<Option<DriveError>>,
+    /// What flushes wait for that ask for the backing store.
+    remote: Goal,
+    /// Whether there are such flushes.
+    is_remote: AtomicBool,
 }
 
 impl Logged {
@@ -169,6 +174,8 @@ impl Logged {
             waker: OnceLock::new(),
             failures: AtomicU32::new(0),
             failure: Mutex::new(None),
+            remote: Goal::default(),
+            is_remote: AtomicBool::new(false),
         }
     }
 
@@ -191,6 +198,19 @@ impl Logged {
             self.durable.store(core.durable(), Ordering::Release);
             self.events.notify();
         }
+    }
+
+    /// Prepares for [`Self::flush_remote`].
+    pub fn expect_remote(&self) {
+        self.is_remote.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_remote(&self) -> bool {
+        self.is_remote.load(Ordering::Acquire)
+    }
+
+    pub(super) fn remote(&self) -> &Goal {
+        &self.remote
     }
 
     pub(super) fn writeback_throttle(&self) -> &WritebackThrottle {

@@ -14,6 +14,7 @@ mod logged;
 mod packing;
 pub mod planted;
 mod progress;
+mod remote;
 mod runtime;
 mod waits;
 mod watched;

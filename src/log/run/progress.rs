@@ -39,7 +39,7 @@ impl Logged {
     }
 
     /// The fault of a request that has waited for room since `began` and gives up; else `None`.
-    fn gives_up(&self, began: Instant) -> Option<Fault> {
+    pub(super) fn gives_up(&self, began: Instant) -> Option<Fault> {
         let few = self.failures.load(Ordering::Acquire) < FAILURES;
         if few || now() - began < PATIENCE || planted::on(Bug::WaitForRoomForEver) {
             return None;
@@ -152,7 +152,7 @@ impl Logged {
     }
 
     /// The one place where a thread waits for other threads of the log.
-    fn wait(&self, awaited: Awaited, seen: u32, most: Duration) {
+    pub(super) fn wait(&self, awaited: Awaited, seen: u32, most: Duration) {
         waits::check(awaited);
         self.events.wait(seen, most);
     }

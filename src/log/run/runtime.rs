@@ -7,6 +7,7 @@
 use super::admission::Admission;
 use super::logged::{Fault, Logged, MOVERS};
 use super::planted::{self, Bug};
+use super::remote::Goal;
 use super::waits::{self, Awaited, Role};
 use super::write_throttle::WAY;
 use crate::codec::Algorithm;
@@ -15,7 +16,6 @@ use crate::log::core::{Command, Core, Device, Ended, Op, Outcome, Writeback, joi
 use crate::media::{
     Action, Buffer, ChangeCounter, Commit, Completion, DriveError, Ring, Submission, ring,
 };
-use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Condvar, JoinHandle, Mutex, scope, sleep, spawn, spawn_scoped, step_aside};
 use std::sync::Arc;
 use std::time::Duration;
@@ -101,21 +101,6 @@ impl Default for Policy {
             enabled: true,
             unsent: None,
         }
-    }
-}
-
-/// The goal of a drain: all segments before this one are written back. 0: no drain.
-#[derive(Debug, Default)]
-struct Goal(AtomicU64);
-
-impl Goal {
-    fn set(&self, end: u64) {
-        self.0.store(end, Ordering::Release);
-    }
-
-    /// Whether the drain still has segments to write back when those before `written` are done.
-    fn is_ahead_of(&self, written: u64) -> bool {
-        self.0.load(Ordering::Acquire) > written
     }
 }
 
@@ -301,11 +286,11 @@ fn write_back(logged: &Logged, draining: &Goal, policy: &Mutex<Policy>) {
             close_aged(logged);
         }
         let Some((bytes, fullness)) = due(logged, policy, hurry) else {
-            sleep(TICK);
+            logged.pause();
             continue;
         };
         let Some(plan) = logged.core().begin_window(bytes) else {
-            sleep(TICK);
+            logged.pause();
             continue;
         };
         logged.write_throttle().begin(fullness);
@@ -345,7 +330,8 @@ fn write_back(logged: &Logged, draining: &Goal, policy: &Mutex<Policy>) {
 /// Whether a drain is under way.
 fn hurries(logged: &Logged, draining: &Goal) -> bool {
     let core = logged.core();
-    draining.is_ahead_of(core.written()) && !core.is_clean()
+    let ahead = draining.is_ahead_of(core.written()) || logged.remote().is_ahead_of(core.brought());
+    ahead && !core.is_clean()
 }
 
 /// Bytes of the next window, and the log's fullness (segments in use, all segments). `None`: no
@@ -381,7 +367,8 @@ fn close_segment(logged: &Logged, draining: &Goal) {
     };
     let mut core = logged.core();
     // The last segment of the goal may still be open.
-    if draining.is_ahead_of(core.end() - 1) {
+    let last = core.end() - 1;
+    if draining.is_ahead_of(last) || logged.remote().is_ahead_of(last) {
         core.finish_segment();
     }
 }
@@ -430,7 +417,10 @@ fn carry(logged: &Logged, writeback: Writeback, pressed: &Pressed<'_>) -> Ended 
 /// Has an atomic backing store commit a window, until it has done so or the volume stops.
 fn bring(logged: &Logged, commit: &Commit) {
     match patiently(logged, || logged.backing().commit(commit, TICK)) {
-        true => logged.core().committed(),
+        true => {
+            logged.core().committed();
+            logged.events.notify();
+        }
         // It may be done all the same: the next process finds out.
         false => logged.core().leave_commit(),
     }

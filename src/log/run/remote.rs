@@ -1,0 +1,70 @@
+//! Flushes that wait for the backing store, as `sync-remote` asks for.
+//!
+//! A flush first makes all earlier writes durable in the log. Then it closes the open segment, asks
+//! for a window that has it, and waits until the store has committed that. Flushes that come while a
+//! window is under way share the next one.
+
+use super::logged::{Fault, Logged};
+use super::waits::Awaited;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{now, sleep};
+use std::time::Duration;
+
+/// The longest pause of writeback.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What writeback is to bring to the backing store at once: all segments before this one. 0:
+/// nothing.
+#[derive(Debug, Default)]
+pub(super) struct Goal(AtomicU64);
+
+impl Goal {
+    pub(super) fn set(&self, end: u64) {
+        self.0.store(end, Ordering::Release);
+    }
+
+    fn raise(&self, end: u64) {
+        self.0.fetch_max(end, Ordering::AcqRel);
+    }
+
+    /// Whether there are segments to bring when those before `written` are there.
+    pub(super) fn is_ahead_of(&self, written: u64) -> bool {
+        self.0.load(Ordering::Acquire) > written
+    }
+}
+
+impl Logged {
+    /// As [`Self::flush`], and waits until the backing store, which is atomic, has it all.
+    ///
+    /// # Errors
+    /// As [`Self::flush`]; or the store has failed for so long that its failure is reported.
+    pub fn flush_remote(&self) -> Result<(), Fault> {
+        self.flush()?;
+        let end = {
+            let mut core = self.core();
+            if core.is_clean() || core.is_failed() {
+                return Ok(());
+            }
+            core.finish_segment();
+            core.end()
+        };
+        self.remote().raise(end);
+        self.events.notify();
+        let began = now();
+        self.settle(Awaited::Writeback, |core| {
+            // Of a failed log the rescue brings all, and `flush` has waited for that.
+            if core.brought() >= end || core.is_clean() || core.is_through() {
+                return Some(Ok(()));
+            }
+            self.gives_up(began).map(Err)
+        })
+    }
+
+    /// Pauses writeback while nothing is due. Where flushes wait for it, they end the pause.
+    pub(super) fn pause(&self) {
+        match self.is_remote() {
+            true => self.wait(Awaited::Commit, self.events.seen(), PAUSE),
+            false => sleep(PAUSE),
+        }
+    }
+}
