@@ -281,6 +281,7 @@ fn read_independently(dir: &Path) -> (u64, BTreeMap<u64, Vec<u8>>) {
     for line in told.lines() {
         match line.split(' ').collect::<Vec<_>>()[..] {
             ["volume", bytes] => size = bytes.parse().unwrap(),
+            ["mark" | "lost", ..] => {}
             ["block", number] => {
                 let content = contents.next().unwrap().to_vec();
                 blocks.insert(number.parse().unwrap(), content);

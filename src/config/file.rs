@@ -168,6 +168,7 @@ mod tests {
     use super::super::size::{Amount, Limit};
     use super::super::usage::{Ballast, SlotNews};
     use super::*;
+    use crate::config::unsent::Unsent;
     use crate::device::{Algorithm, Recompress, Sector};
 
     fn full() -> Settings {
@@ -181,6 +182,8 @@ mod tests {
             writeback_window: Some(Amount::Bytes(64 << 20)),
             writeback_idle: Some(60_000),
             commit_interval: Some(20),
+            max_unsent: Some(Unsent::default()),
+            sync_remote: Some(true),
             log_cache: Some(10),
             ram_limit: Some(Limit::At(Amount::Percent(12.5))),
             ram_min: Some(Amount::Bytes(4 << 20)),

@@ -7,6 +7,14 @@ prints `volume BYTES`, and for each block that is not zeros
 
     block NUMBER
 
+for each window that a log made
+
+    mark LOG SEGMENT CHUNK CRC TIME MIXTURE
+
+for each range of lost blocks
+
+    lost FIRST COUNT
+
 and writes these blocks, in order, to the file CONTENTS. `skipped` behind a number: no `zstd`
 program is here to decode it, and zeros are written.
 """
@@ -20,7 +28,7 @@ from reader import crc32c, le, lz4, need, zstd
 BLOCK = 4096
 WIDTH = 16
 HEAD, ENTRY = 80, 16
-RAW, LZ4, ZSTD, FILL, ZEROS = 0, 1, 2, 3, 255
+RAW, LZ4, ZSTD, FILL, MARK, LOST, ZEROS = 0, 1, 2, 3, 252, 253, 255
 
 
 def check(seed, number, data):
@@ -32,7 +40,7 @@ class Object:
 
     def __init__(self, data, volume, slot):
         head = data[:HEAD]
-        need(head[:8] == b"ztierOBJ" and le(head, 8, 2) == 1, f"slot {slot} has no object")
+        need(head[:8] == b"ztierOBJ" and le(head, 8, 2) in (1, 2), f"slot {slot} has no object")
         self.session = head[32:48]
         self.seed = head[16:48] + struct.pack("<Q", slot)
         need(head[16:32] == volume and le(head, 48, 8) == slot, f"slot {slot} has another's object")
@@ -57,9 +65,15 @@ class Object:
 
     def apply(self, blocks):
         for block, coding, word, payload in self.entries:
-            if coding == ZEROS:
+            if coding == MARK:
+                need(check(self.seed, 2**64 - 3, payload) == word, "a mark is damaged")
+                print("mark", payload[:16].hex(), *struct.unpack("<5Q", payload[16:]))
+                continue
+            if coding in (ZEROS, LOST):
                 for number in [n for n in blocks if block <= n < block + word]:
                     del blocks[number]
+                if coding == LOST:
+                    print("lost", block, word)
                 continue
             need(check(self.seed, block * 256 + coding, payload) == word, f"block {block} is damaged")
             blocks[block] = decode(coding, payload)

@@ -12,8 +12,8 @@
 use super::coalesce::ReadCoalescer;
 use super::event_count::EventCount;
 use super::frequency::FrequencySketch;
+use super::goal::Goal;
 use super::packing::Packing;
-use super::remote::Goal;
 use super::waits::Awaited;
 use super::watched::Watched;
 use super::write_throttle::WriteThrottle;

@@ -9,6 +9,7 @@ mod admission;
 mod coalesce;
 mod event_count;
 mod frequency;
+mod goal;
 mod log_reads;
 mod logged;
 mod packing;

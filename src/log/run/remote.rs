@@ -1,37 +1,16 @@
 //! Flushes that wait for the backing store, as `sync-remote` asks for.
 //!
 //! A flush first makes all earlier writes durable in the log. Then it closes the open segment, asks
-//! for a window that has it, and waits until the store has committed that. Flushes that come while a
-//! window is under way share the next one.
+//! for a window that has it, and waits until the store has committed that. Flushes that come while
+//! a window is under way share the next one.
 
 use super::logged::{Fault, Logged};
 use super::waits::Awaited;
-use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{now, sleep};
 use std::time::Duration;
 
 /// The longest pause of writeback.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// What writeback is to bring to the backing store at once: all segments before this one. 0:
-/// nothing.
-#[derive(Debug, Default)]
-pub(super) struct Goal(AtomicU64);
-
-impl Goal {
-    pub(super) fn set(&self, end: u64) {
-        self.0.store(end, Ordering::Release);
-    }
-
-    fn raise(&self, end: u64) {
-        self.0.fetch_max(end, Ordering::AcqRel);
-    }
-
-    /// Whether there are segments to bring when those before `written` are there.
-    pub(super) fn is_ahead_of(&self, written: u64) -> bool {
-        self.0.load(Ordering::Acquire) > written
-    }
-}
 
 impl Logged {
     /// As [`Self::flush`], and waits until the backing store, which is atomic, has it all.

@@ -5,9 +5,9 @@
 //! room and rescues a failed log, so it waits for neither.
 
 use super::admission::Admission;
+use super::goal::Goal;
 use super::logged::{Fault, Logged, MOVERS};
 use super::planted::{self, Bug};
-use super::remote::Goal;
 use super::waits::{self, Awaited, Role};
 use super::write_throttle::WAY;
 use crate::codec::Algorithm;
@@ -69,7 +69,7 @@ pub struct Unsent {
 }
 
 impl Unsent {
-    /// Whether a window is due of which the log has so many bytes, the oldest change of this age in
+    /// Whether a window is due when the store lacks these bytes, the oldest for this time in
     /// milliseconds. Half of what may be unsent is left for the time that the window takes.
     fn is_due(&self, (bytes, age_ms): (u64, u64)) -> bool {
         bytes >= ATOMIC_WINDOW_MAX.min(self.bytes / 2) || self.is_aged(age_ms)
