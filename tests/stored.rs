@@ -228,9 +228,9 @@ fn what_can_not_be_is_one_line() {
     let (place, sandbox) = (stored.place(), &stored.hosts[0]);
     let up = |more: &[&str]| sandbox.ztier(&[&["up", "vol", "--export", "nbd"], more].concat());
     let in_store = ["--backing", &place, "--size", "1G"];
-    up(&in_store).refused(2, &["waits for that store; if that is meant, say --log none"]);
+    up(&in_store).refused(2, &["waits for that store; give --log DEV", "or --log none if"]);
     let with = |more: &[&'static str]| up(&[&in_store[..], &["--log", "none"], more].concat());
-    up(&[&in_store[..], &["--log", "/tmp/no-such"]].concat()).refused(2, &["has no log"]);
+    up(&[&in_store[..], &["--log", "/tmp/no-such"]].concat()).refused(1, &["/tmp/no-such"]);
     with(&["--use", "swap"]).refused(2, &["leave out use"]);
     with(&["--spill", "/tmp/no-such"]).refused(2, &["spill"]);
     with(&["--sync"]).refused(2, &["sync"]);
@@ -248,7 +248,7 @@ fn what_can_not_be_is_one_line() {
     with(&[]).refused(1, &["root is no object of ztier"]);
     fs::remove_file(stored.dir.join("root")).unwrap();
     with(&[]).ok();
-    sandbox.ztier(&["restart", "vol", "--log", "/tmp/x"]).refused(2, &["it has no log"]);
+    sandbox.ztier(&["restart", "vol", "--log", "/tmp/no-such"]).refused(1, &["/tmp/no-such"]);
     sandbox.ztier(&["set", "vol", "size=512M"]).refused(2, &["sizes grow, never shrink"]);
 }
 
@@ -267,8 +267,9 @@ fn a_store_is_probed() {
     doctor("/tmp").refused(2, &["is no place of a store"]);
 }
 
-/// What a reader written from `docs/object-format.md` alone finds in a store.
-fn read_independently(dir: &Path) -> (u64, BTreeMap<u64, Vec<u8>>) {
+/// What a reader written from `docs/object-format.md` alone finds in a store: its size, its blocks,
+/// and how many windows were made by logs.
+fn read_independently(dir: &Path) -> (u64, BTreeMap<u64, Vec<u8>>, usize) {
     let reader = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/object_reader.py");
     let out = tempfile::tempdir().unwrap();
     let contents = out.path().join("contents");
@@ -277,11 +278,11 @@ fn read_independently(dir: &Path) -> (u64, BTreeMap<u64, Vec<u8>>) {
     let told = ok(60, "python3", &args);
     let contents = fs::read(contents).unwrap();
     let mut contents = contents.chunks_exact(4096);
-    let (mut size, mut blocks) = (0, BTreeMap::new());
+    let (mut size, mut blocks, mut marks) = (0, BTreeMap::new(), 0);
     for line in told.lines() {
         match line.split(' ').collect::<Vec<_>>()[..] {
             ["volume", bytes] => size = bytes.parse().unwrap(),
-            ["mark" | "lost", ..] => {}
+            ["mark", _, _, _, _, _, "0"] => marks += 1,
             ["block", number] => {
                 let content = contents.next().unwrap().to_vec();
                 blocks.insert(number.parse().unwrap(), content);
@@ -290,7 +291,7 @@ fn read_independently(dir: &Path) -> (u64, BTreeMap<u64, Vec<u8>>) {
         }
     }
     assert!(contents.next().is_none());
-    (size, blocks)
+    (size, blocks, marks)
 }
 
 /// The content that the golden store has, of blocks that are not zeros.
@@ -319,14 +320,16 @@ fn write_golden(stored: &Stored) {
     drop(disk);
     stored.hosts[0].kill("vol");
     stored.up(0, &[]).ok();
+    stored.hosts[0].ztier(&["down", "vol"]).ok();
+    stored.up_logged(0, &["--log-size", "64M"]).ok();
     let mut disk = stored.disk(0);
     disk.write(9 * BLOCK, &golden()[&9]);
     write(&mut disk, 20..30, 1);
     disk.flush();
+    stored.hosts[0].ztier(&["drain", "vol"]).ok();
     disk.zero(20 * BLOCK, 10 * 4096);
-    disk.flush();
     drop(disk);
-    stored.hosts[0].ztier(&["down", "vol"]).ok();
+    stored.hosts[0].ztier(&["down", "vol", "--drain"]).ok();
 }
 
 /// `ZTIER_GOLDEN=write` makes the golden store anew, which a new version of the format needs.
@@ -337,20 +340,28 @@ fn stores_are_read_as_the_format_says_now_and_later() {
     }
     let stored = Stored::new();
     write_golden(&stored);
-    assert_eq!(read_independently(&stored.dir), (16 << 30, golden()));
-    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/object-v1");
+    assert_eq!(read_independently(&stored.dir), (16 << 30, golden(), 2));
+    let versions = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     if std::env::var_os("ZTIER_GOLDEN").is_some() {
-        copy(&stored.dir, &kept);
+        for part in ["chain", "root"] {
+            let (from, to) = (stored.dir.join(part), versions.join("object-v2").join(part));
+            if from.is_dir() { copy(&from, &to) } else { _ = fs::copy(&from, &to).unwrap() }
+        }
     }
-    // A store of this version is read by all later ones.
-    assert_eq!(read_independently(&kept), (16 << 30, golden()));
-    fs::remove_dir_all(&stored.dir).unwrap();
-    copy(&kept, &stored.dir);
-    stored.up(0, &["--ram-limit", "0"]).ok();
-    let mut disk = stored.disk(0);
-    for block in (0..200).chain([(1 << 19) - 1, 1 << 19, (1 << 22) - 1]) {
-        let expected = golden().remove(&block).unwrap_or(vec![0; 4096]);
-        assert!(disk.read(block * BLOCK, 4096) == expected, "block {block}");
+    // A store of a version is read by all later ones.
+    for (version, marks) in [("object-v1", 0), ("object-v2", 2)] {
+        let kept = versions.join(version);
+        assert_eq!(read_independently(&kept), (16 << 30, golden(), marks));
+        fs::remove_dir_all(&stored.dir).unwrap();
+        copy(&kept, &stored.dir);
+        stored.up(1, &["--ram-limit", "0"]).ok();
+        let mut disk = stored.disk(1);
+        for block in (0..200).chain([(1 << 19) - 1, 1 << 19, (1 << 22) - 1]) {
+            let expected = golden().remove(&block).unwrap_or(vec![0; 4096]);
+            assert!(disk.read(block * BLOCK, 4096) == expected, "{version}: block {block}");
+        }
+        drop(disk);
+        stored.hosts[1].ztier(&["down", "vol"]).ok();
     }
 }
 
