@@ -13,6 +13,10 @@ const RACES: u32 = 5;
 /// How often a race is tried whose requests fail, and the pause between.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(20);
+/// How often a racer tries: some stores refuse requests that meet, and want them again.
+const RACER_TRIES: u32 = 10;
+/// The age of an object that was put just now, at most; clocks count whole seconds.
+const FRESH: Duration = Duration::from_secs(60);
 
 /// Races writers for objects below `probe`, and reads what they left.
 ///
@@ -37,11 +41,37 @@ pub fn probe(store: &dyn Store) -> Result<()> {
 fn patiently<T>(work: impl Fn() -> Done<T>) -> Done<T> {
     for _ in 1..TRIES {
         match work() {
-            Err(Failure::Other(_)) => std::thread::sleep(PAUSE),
+            Err(Failure::Other(trouble)) if !trouble.lasts() => std::thread::sleep(PAUSE),
             done => return done,
         }
     }
     work()
+}
+
+/// A racer's request until it has an answer; `other` is that of those that lose. After a failure
+/// the object tells whether this racer had won before it lost against itself.
+fn insist(
+    store: &dyn Store,
+    key: &str,
+    content: &[u8],
+    other: &Failure,
+    ask: impl Fn() -> Done<()>,
+) -> Done<()> {
+    let mut failed = None;
+    for _ in 0..RACER_TRIES {
+        match ask() {
+            Err(Failure::Other(trouble)) if !trouble.lasts() => {
+                failed = Some(Failure::Other(trouble));
+                std::thread::sleep(PAUSE);
+            }
+            Err(failure) if failure == *other && failed.is_some() => {
+                let (found, _) = patiently(|| store.get(key))?;
+                return if found == content { Ok(()) } else { Err(failure) };
+            }
+            answer => return answer,
+        }
+    }
+    failed.map_or(Ok(()), Err)
 }
 
 /// The outcome of a request.
@@ -54,7 +84,11 @@ fn probe_key(store: &dyn Store, key: &str) -> Done<Result<()>> {
         Ok(_) => return Ok(Err(wrong(store, "has an object that was removed"))),
         Err(failure) => return Err(failure),
     }
-    let created = race(|racer| store.create(key, &[racer; 100]).map(|()| racer));
+    let created = race(|racer| {
+        let content = [racer; 100];
+        let create = || store.create(key, &content);
+        insist(store, key, &content, &Failure::Exists, create).map(|()| racer)
+    });
     let made = match winners(&created, &Failure::Exists)?[..] {
         [winner] => winner,
         [] => return Ok(Err(wrong(store, "lets no writer create an object"))),
@@ -65,7 +99,11 @@ fn probe_key(store: &dyn Store, key: &str) -> Done<Result<()>> {
     if content != [made; 100] || part != [made; 10] {
         return Ok(Err(wrong(store, "reads another object than was created")));
     }
-    let swapped = race(|racer| store.swap(key, &[racer, 1], &tag).map(|_| racer));
+    let swapped = race(|racer| {
+        let content = [racer, 1];
+        let swap = || store.swap(key, &content, &tag).map(drop);
+        insist(store, key, &content, &Failure::Changed, swap).map(|()| racer)
+    });
     let made = match winners(&swapped, &Failure::Changed)?[..] {
         [winner] => winner,
         [] => return Ok(Err(wrong(store, "lets no writer swap an object"))),
@@ -73,6 +111,13 @@ fn probe_key(store: &dyn Store, key: &str) -> Done<Result<()>> {
     };
     if store.get(key)?.0 != [made, 1] {
         return Ok(Err(wrong(store, "reads another object than was swapped")));
+    }
+    store.put(key, b"put")?;
+    if store.get(key)?.0 != b"put" {
+        return Ok(Err(wrong(store, "reads another object than was put")));
+    }
+    if store.age(key)? > FRESH {
+        return Ok(Err(wrong(store, "takes a new object for an old one")));
     }
     Ok(Ok(()))
 }
@@ -100,8 +145,7 @@ fn winners(raced: &[Done<u8>], other: &Failure) -> Done<Vec<u8>> {
 }
 
 fn lacks(store: &dyn Store, failure: &Failure) -> Error {
-    Error::failure(format!("{} can't be used: {failure}", store.place()))
-        .hint("use a file system with hard links, renames and locks")
+    Error::failure(format!("{} can't be used: {failure}", store.place())).hint(store.needs())
 }
 
 fn wrong(store: &dyn Store, what: &str) -> Error {
@@ -127,6 +171,8 @@ mod tests {
         KeepsRemoved,
         LacksSwaps,
         CutsRanges,
+        IgnoresPuts,
+        OldAtOnce,
     }
 
     struct Bad(Lie, Mutex<BTreeMap<String, Vec<u8>>>);
@@ -180,6 +226,9 @@ mod tests {
         }
 
         fn put(&self, key: &str, content: &[u8]) -> std::result::Result<(), Failure> {
+            if self.0 == Lie::IgnoresPuts {
+                return Ok(());
+            }
             self.1.lock().insert(key.to_owned(), content.to_vec());
             Ok(())
         }
@@ -195,7 +244,7 @@ mod tests {
         }
 
         fn age(&self, _: &str) -> std::result::Result<Duration, Failure> {
-            Ok(Duration::ZERO)
+            Ok(if self.0 == Lie::OldAtOnce { FRESH * 2 } else { Duration::ZERO })
         }
     }
 
@@ -209,6 +258,8 @@ mod tests {
             (Lie::KeepsRemoved, "has an object that was removed"),
             (Lie::LacksSwaps, "can't be used: no such request"),
             (Lie::CutsRanges, "reads another object than was created"),
+            (Lie::IgnoresPuts, "reads another object than was put"),
+            (Lie::OldAtOnce, "takes a new object for an old one"),
         ] {
             let said = told(lie).unwrap_err();
             assert!(said.contains(text), "{lie:?}: {said}");
