@@ -145,7 +145,12 @@ fn winners(raced: &[Done<u8>], other: &Failure) -> Done<Vec<u8>> {
 }
 
 fn lacks(store: &dyn Store, failure: &Failure) -> Error {
-    Error::failure(format!("{} can't be used: {failure}", store.place())).hint(store.needs())
+    let error = Error::failure(format!("{} can't be used: {failure}", store.place()));
+    match failure {
+        // It says what is missing.
+        Failure::Other(trouble) if trouble.lasts() => error,
+        _ => error.hint(store.needs()),
+    }
 }
 
 fn wrong(store: &dyn Store, what: &str) -> Error {

@@ -16,12 +16,15 @@ use rustix::io::Errno;
 use std::error::Error;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The error number of a range that begins behind the end of an object.
 pub const BEHIND_END: i32 = Errno::SPIPE.raw_os_error();
 /// Longest text of an error that is looked at, and longest cause that is told, in bytes.
 const BODY_MAX: u64 = 64 << 10;
 const CAUSE_MAX: usize = 160;
+/// How long a request for credentials may take: a machine that is none of a cloud has no answer.
+const CREDENTIALS: Duration = Duration::from_secs(5);
 /// Longest word of an error.
 const WORD_MAX: usize = 48;
 
@@ -102,7 +105,10 @@ impl HttpService for Watched {
         Box::pin(async move {
             let heard = HEARD.try_with(Heard::clone).ok();
             let heard = heard.filter(|heard| request.uri().path().ends_with(&*heard.path));
-            let Some(heard) = heard else { return self.0.execute(request).await };
+            let Some(heard) = heard else {
+                let fetched = tokio::time::timeout(CREDENTIALS, self.0.execute(request)).await;
+                return fetched.map_err(|late| HttpError::new(HttpErrorKind::Timeout, late))?;
+            };
             heard.answer.lock().sent = true;
             let response = self.0.execute(request).await?;
             let status = response.status();

@@ -40,6 +40,8 @@ pub struct S3 {
 
 /// Bucket and prefix of a place.
 fn parse(place: &str) -> Checked<(&str, &str)> {
+    // What is before an `@` may be secret, and is not repeated.
+    let place = place.rsplit('@').next().unwrap_or_default();
     let wrong = |why: &str| {
         Err(Error::usage(format!("{place} is no place of a store: {why}"))
             .hint("write it like s3://bucket/prefix"))
