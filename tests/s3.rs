@@ -151,7 +151,7 @@ fn a_log_stands_before_a_bucket() {
     drop(disk);
     bucket.up(0, &["--log", log.to_str().unwrap()]).ok();
     check(&mut bucket.disk(0), 0..200, 1);
-    bucket.ztier(0, &["down", "vol"]).ok();
+    bucket.ztier(0, &["down", "vol", "--drain"]).ok();
     bucket.up(1, &["--log", "none"]).ok();
     check(&mut bucket.disk(1), 0..200, 1);
 }
@@ -165,7 +165,27 @@ fn a_bucket_is_probed() {
         assert!(told.contains("of racing writers one succeeds"), "{told}");
         // A probe leaves nothing that another would stumble on.
         doctor().ok();
+        if engine.kind != Kind::Gofakes3 {
+            let mut wrong = bucket.command(0, &["doctor", &place("probed")]);
+            wrong.env("AWS_SECRET_ACCESS_KEY", "another");
+            finish(wrong).refused(1, &["403 SignatureDoesNotMatch", "look at AWS_ACCESS_KEY_ID"]);
+        }
     }
+}
+
+#[test]
+fn a_service_with_tls_is_trusted_by_its_certificate_alone() {
+    let Some(engine) = Engine::start_tls() else { return };
+    let bucket = Bucket::new(engine.endpoint());
+    let doctor = |certificates: &Path| {
+        let mut doctor = bucket.command(0, &["doctor", &place("vol")]);
+        doctor.env("SSL_CERT_FILE", certificates).env_remove("SSL_CERT_DIR");
+        finish(doctor)
+    };
+    doctor(&engine.certificate()).ok();
+    // That of another server.
+    let Some(other) = Engine::start_tls() else { return };
+    doctor(&other.certificate()).refused(1, &["invalid peer certificate"]);
 }
 
 /// Prints the seed of a test that fails.

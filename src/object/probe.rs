@@ -166,6 +166,7 @@ mod tests {
     use parking_lot::Mutex;
     use std::collections::BTreeMap;
     use std::ops::Range;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     /// What a bad store gets wrong.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,9 +179,24 @@ mod tests {
         CutsRanges,
         IgnoresPuts,
         OldAtOnce,
+        /// No lie: it loses the answers of every other writer, and wants some of them again.
+        LosesAnswers,
+        /// The same, and it creates twice.
+        LosesAnswersCreatesTwice,
     }
 
-    struct Bad(Lie, Mutex<BTreeMap<String, Vec<u8>>>);
+    struct Bad(Lie, Mutex<BTreeMap<String, Vec<u8>>>, AtomicU32);
+
+    impl Bad {
+        fn loses(&self) -> bool {
+            let lossy = matches!(self.0, Lie::LosesAnswers | Lie::LosesAnswersCreatesTwice);
+            lossy && self.2.fetch_add(1, Ordering::Relaxed).is_multiple_of(2)
+        }
+    }
+
+    fn lost() -> Failure {
+        Failure::Other(Trouble { errno: 5, text: "ask again".into() })
+    }
 
     impl Store for Bad {
         fn place(&self) -> String {
@@ -193,11 +209,12 @@ mod tests {
 
         fn create(&self, key: &str, content: &[u8]) -> std::result::Result<(), Failure> {
             let mut all = self.1.lock();
-            if all.contains_key(key) && self.0 != Lie::CreatesTwice {
-                return Err(Failure::Exists);
+            let twice = matches!(self.0, Lie::CreatesTwice | Lie::LosesAnswersCreatesTwice);
+            if all.contains_key(key) && !twice {
+                return Err(if self.loses() { lost() } else { Failure::Exists });
             }
             all.insert(key.to_owned(), content.to_vec());
-            Ok(())
+            if self.loses() { Err(lost()) } else { Ok(()) }
         }
 
         fn get(&self, key: &str) -> std::result::Result<(Vec<u8>, Tag), Failure> {
@@ -227,7 +244,7 @@ mod tests {
                 return Err(Failure::Changed);
             }
             *now = content.to_vec();
-            Ok(Tag(format!("{content:?}")))
+            if self.loses() { Err(lost()) } else { Ok(Tag(format!("{content:?}"))) }
         }
 
         fn put(&self, key: &str, content: &[u8]) -> std::result::Result<(), Failure> {
@@ -255,10 +272,15 @@ mod tests {
 
     #[test]
     fn a_store_that_lies_is_found_out() {
-        let told = |lie| probe(&Bad(lie, Mutex::default())).map_err(|e| e.to_string());
+        let told = |lie| {
+            let bad = Bad(lie, Mutex::default(), AtomicU32::new(0));
+            probe(&bad).map_err(|e| e.to_string())
+        };
         assert_eq!(told(Lie::None), Ok(()));
+        assert_eq!(told(Lie::LosesAnswers), Ok(()));
         for (lie, text) in [
             (Lie::CreatesTwice, "creates one object twice: a volume there would not be safe"),
+            (Lie::LosesAnswersCreatesTwice, "creates one object twice"),
             (Lie::SwapsTwice, "swaps one object twice"),
             (Lie::KeepsRemoved, "has an object that was removed"),
             (Lie::LacksSwaps, "can't be used: no such request"),

@@ -88,17 +88,47 @@ pub struct Engine {
     pub kind: Kind,
     pub address: SocketAddr,
     _process: Guard,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
+    is_tls: bool,
 }
 
 impl Engine {
     /// `None`: it can't be had here, and that was said.
     pub fn start(kind: Kind) -> Option<Self> {
-        let program = kind.program()?;
+        Self::start_in(kind, tempfile::tempdir().unwrap(), false)
+    }
+
+    /// versitygw with TLS, and with a certificate that no other trusts: [`Engine::certificate`].
+    /// `None`: as with [`Engine::start`].
+    pub fn start_tls() -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
+        let mut make = Command::new("openssl");
+        make.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]);
+        make.args(["-subj", "/CN=ztier", "-addext", "basicConstraints=critical,CA:FALSE"]);
+        make.args(["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key", "-out", "cert"]);
+        let made = make.current_dir(dir.path()).stdin(Stdio::null()).output();
+        if !made.is_ok_and(|made| made.status.success()) {
+            println!("skipped: no openssl to make a certificate");
+            return None;
+        }
+        Self::start_in(Kind::Versitygw, dir, true)
+    }
+
+    fn start_in(kind: Kind, dir: tempfile::TempDir, is_tls: bool) -> Option<Self> {
+        let program = kind.program()?;
         let address = free_address();
-        let process = kind.command(&program, dir.path(), address).spawn().unwrap();
-        let engine = Self { kind, address, _process: Guard(process), _dir: dir };
+        let mut command = kind.command(&program, dir.path(), address);
+        if is_tls {
+            let file = |name| dir.path().join(name);
+            command = Command::new(&program);
+            command.arg("--port").arg(address.to_string());
+            command.arg("--cert").arg(file("cert")).arg("--key").arg(file("key"));
+            command.arg("posix").arg(dir.path());
+            command.env("ROOT_ACCESS_KEY", KEY).env("ROOT_SECRET_KEY", SECRET);
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        }
+        let process = Guard(command.spawn().unwrap());
+        let engine = Self { kind, address, _process: process, dir, is_tls };
         eventually("the server answers", || TcpStream::connect(address).is_ok());
         if kind == Kind::Minio {
             engine.make_bucket();
@@ -112,7 +142,12 @@ impl Engine {
     }
 
     pub fn endpoint(&self) -> String {
-        format!("http://{}", self.address)
+        format!("http{}://{}", if self.is_tls { "s" } else { "" }, self.address)
+    }
+
+    /// The file with the certificate of a server with TLS.
+    pub fn certificate(&self) -> PathBuf {
+        self.dir.path().join("cert")
     }
 
     /// By an address that is signed for this.
