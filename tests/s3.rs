@@ -1,5 +1,6 @@
-//! A volume in a bucket, by servers of S3 on loopback: what was flushed outlives daemons and moves to
-//! other hosts, also behind a network with faults; what can't be is one line; secrets show nowhere.
+//! A volume in a bucket, by servers of S3 on loopback: what was flushed outlives daemons and moves
+//! to other hosts, also behind a network with faults; what can't be is one line; secrets show
+//! nowhere.
 #![cfg(feature = "object-store")]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 

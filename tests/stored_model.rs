@@ -191,7 +191,7 @@ fn fill(seed: u8, block: usize, out: &mut [u8]) {
 fn owner(store: &Arc<Flaky>) -> Arc<ObjectDrive> {
     let store = Arc::clone(store) as Arc<dyn Store>;
     let wanted = Wanted { owner: "v", size: Some(SIZE), force: false };
-    let opened = open(&store, &wanted, &|_| {}).unwrap();
+    let opened = open(&store, &wanted, &|_| Ok(()), &|_| {}).unwrap();
     ObjectDrive::over(store, opened, "v", (Algorithm::Lz4, 64 << 10)).unwrap()
 }
 

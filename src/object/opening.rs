@@ -1,7 +1,7 @@
 //! Brings the state of a volume out of its store, as its next owner.
 //!
-//! Invariant: a store that fails is asked again, for [`PATIENCE`], unless that is in vain; damage is
-//! never passed over.
+//! Invariant: a store that fails is asked again, for [`PATIENCE`], unless that is in vain; damage
+//! is never passed over.
 
 use super::format::{
     Damage, Entry, HEAD, Identity, OWNER_MAX, Object, Root, Seed, Session, fence, payloads,

@@ -24,8 +24,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Its name, its module, and the variable without which it is left out, because building it takes
-    /// minutes.
+    /// Its name, its module, and the variable without which it is left out, because building it
+    /// takes minutes.
     fn about(self) -> (&'static str, &'static str, Option<&'static str>) {
         match self {
             Self::Gofakes3 => {

@@ -1,6 +1,6 @@
-//! A proxy on loopback before a server of S3, with the faults of a network: delays, refusals, resets
-//! before and after a request was carried out, answers that are cut, requests that arrive twice, the
-//! second time late, and outages.
+//! A proxy on loopback before a server of S3, with the faults of a network: delays, refusals,
+//! resets before and after a request was carried out, answers that are cut, requests that arrive
+//! twice, the second time late, and outages.
 //!
 //! Each connection carries one request. What happens to it is drawn from a seed.
 #![allow(clippy::unwrap_used, dead_code)]
