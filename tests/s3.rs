@@ -210,11 +210,10 @@ impl Drop for Seed {
 /// Blocks of the test with faults.
 const BLOCKS: u64 = 64;
 
-/// Reads all blocks, each until the network lets it.
+/// Reads all blocks: a fault of the network is no error of a read.
 fn versions(disk: &mut Disk, expected: &[u64]) {
     for (block, version) in (0..).zip(expected) {
-        let found = (0..100).find_map(|_| disk.try_read(block * BLOCK, 4096));
-        let found = found.expect("a read fails again and again");
+        let found = disk.read(block * BLOCK, 4096);
         let right = if *version == 0 { vec![0; 4096] } else { content(block, *version) };
         assert!(found == right, "block {block} is not {version}");
     }

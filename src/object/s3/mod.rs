@@ -2,9 +2,10 @@
 //!
 //! An object is created by a PUT with `If-None-Match: *`, and swapped by one with `If-Match`.
 //!
-//! Invariants: the library sends each request once, so that an answer is that of this request; only
-//! the service's own word `NoSuchKey` says that an object is missing; an answer that was lost, late
-//! or cut is [`Failure::Other`]; no text has a secret.
+//! Invariants: a request that changes something is sent once, so that an answer is that of this
+//! request; one that reads is repeated for [`READ_PATIENCE`], as a read of the volume has no other
+//! try; only the service's own word `NoSuchKey` says that an object is missing; an answer that was
+//! lost, late or cut is [`Failure::Other`]; no text has a secret.
 
 mod answer;
 mod client;
@@ -20,7 +21,7 @@ use object_store::{
 };
 use rustix::io::Errno;
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
 /// What the place of a store in a bucket begins with.
@@ -29,6 +30,11 @@ const SCHEME: &str = "s3://";
 const PREFIX_MAX: usize = 512;
 /// How long a request may take, with the answer's last byte.
 const WHOLE: Duration = Duration::from_secs(60);
+
+/// How long what reads is repeated.
+const READ_PATIENCE: Duration = Duration::from_secs(5);
+/// Shortest and longest pause before that.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
 /// See the module.
 pub struct S3 {
@@ -103,6 +109,24 @@ impl S3 {
 
     /// An object, or a part of it.
     fn read(&self, key: &str, range: Option<Range<u64>>) -> Result<Read, Failure> {
+        let until = Instant::now() + READ_PATIENCE;
+        let mut pause = PAUSES.0;
+        loop {
+            match self.read_once(key, range.clone()) {
+                Err(Failure::Other(trouble))
+                    if !trouble.lasts()
+                        && trouble.errno != answer::BEHIND_END
+                        && Instant::now() + pause < until =>
+                {
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(PAUSES.1);
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    fn read_once(&self, key: &str, range: Option<Range<u64>>) -> Result<Read, Failure> {
         let path = self.path(key);
         let (read, answer) = self.ask(Asked::Read, key, async {
             let options = GetOptions { range: range.map(GetRange::Bounded), ..Default::default() };
