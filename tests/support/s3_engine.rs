@@ -33,9 +33,12 @@ impl Kind {
             }
             Self::Versitygw => {
                 let module = "github.com/versity/versitygw/cmd/versitygw@v1.8.0";
-                ("versitygw", module, Some("ZTIER_S3_VERSITYGW"))
+                ("versitygw", module, None)
             }
-            Self::Minio => ("minio", "github.com/minio/minio@latest", Some("ZTIER_S3_MINIO")),
+            Self::Minio => {
+                let module = "github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c";
+                ("minio", module, Some("ZTIER_S3_MINIO"))
+            }
         }
     }
 
@@ -154,6 +157,7 @@ impl Engine {
     fn make_bucket(&self) {
         use object_store::signer::Signer;
         use std::io::{Read, Write};
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let client = object_store::aws::AmazonS3Builder::new()
             .with_bucket_name(BUCKET)
             .with_endpoint(self.endpoint())

@@ -15,6 +15,8 @@ use tokio::runtime::{Builder, Runtime};
 const CONNECT: &str = "5s";
 /// How long a request may take.
 const WHOLE: &str = "60s";
+/// All hosts, for a list of those that no proxy is for.
+const NO_PROXY: &str = "*,0.0.0.0/0,::/0";
 /// Threads that look names up; a service of names that hangs occupies no more.
 const BLOCKING: usize = 4;
 
@@ -71,15 +73,15 @@ fn way(endpoint: &str) -> Option<Way> {
 /// The environment describes none, or this machine trusts no authority for TLS.
 pub fn make(bucket: &str) -> Result<AmazonS3> {
     let told = AmazonS3Builder::from_env();
+    let option = |key| AmazonS3ConfigKey::Client(key);
     let said = |key: AmazonS3ConfigKey| told.get_config_value(&key).filter(|v| !v.is_empty());
     let endpoint = said(AmazonS3ConfigKey::S3Endpoint).or(said(AmazonS3ConfigKey::Endpoint));
-    let way = endpoint.map_or(Some(Way::Tls), |endpoint| way(&endpoint));
+    let way = endpoint.as_ref().map_or(Some(Way::Tls), |endpoint| way(endpoint));
     let Some(way) = way else {
         return Err(Error::usage("AWS_ENDPOINT_URL is no endpoint")
             .hint("write it like https://host:port, without a name or password"));
     };
-    let allow_http = AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp);
-    if way == Way::Open && said(allow_http).as_deref() != Some("true") {
+    if way == Way::Open && said(option(ClientConfigKey::AllowHttp)).as_deref() != Some("true") {
         let text = "AWS_ENDPOINT_URL is without TLS, and not on this machine";
         return Err(Error::usage(text)
             .hint("use https://, or set AWS_ALLOW_HTTP=true for a network that you trust"));
@@ -91,8 +93,16 @@ pub fn make(bucket: &str) -> Result<AmazonS3> {
     }
     // For TLS without a library of its own; fails only where it was chosen before.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let option = |key| AmazonS3ConfigKey::Client(key);
     let (agent, plain) = (concat!("ztier/", env!("CARGO_PKG_VERSION")), way != Way::Tls);
+    let asks_proxy = has(option(ClientConfigKey::ProxyUrl));
+    let told = match endpoint.filter(|_| way == Way::Loopback && !asks_proxy) {
+        // What stays on this machine goes through no proxy of the system (HTTP_PROXY): naming one
+        // that nothing goes through leaves those out.
+        Some(endpoint) => told
+            .with_config(option(ClientConfigKey::ProxyUrl), endpoint)
+            .with_config(option(ClientConfigKey::ProxyExcludes), NO_PROXY),
+        None => told,
+    };
     told.with_bucket_name(bucket)
         .with_config(option(ClientConfigKey::AllowHttp), plain.to_string())
         .with_config(option(ClientConfigKey::ConnectTimeout), CONNECT)
