@@ -267,6 +267,19 @@ fn a_store_is_probed() {
     doctor("/tmp").refused(2, &["is no place of a store"]);
 }
 
+/// `tests/s3.rs` is about builds with it.
+#[cfg(not(feature = "object-store"))]
+#[test]
+#[allow(clippy::print_stdout)]
+fn a_build_without_buckets_says_so() {
+    println!("skipped: volumes in buckets: this is a build without the feature object-store");
+    let sandbox = Sandbox::new();
+    let lacks = "this ztier was built without s3:// (cargo feature object-store)";
+    let up = ["up", "vol", "--export", "nbd", "--backing", "s3://bucket/v", "--log", "none"];
+    sandbox.ztier(&[&up[..], &["--size", "1G"]].concat()).refused(2, &[lacks]);
+    sandbox.ztier(&["doctor", "s3://bucket/v"]).refused(2, &[lacks]);
+}
+
 /// What a reader written from `docs/object-format.md` alone finds in a store: its size, its blocks,
 /// and how many windows were made by logs.
 fn read_independently(dir: &Path) -> (u64, BTreeMap<u64, Vec<u8>>, usize) {

@@ -19,7 +19,8 @@ use std::path::{Path, PathBuf};
 /// Say which exports and features work on this machine, and how to get the others
 #[derive(Args)]
 pub struct Doctor {
-    /// A store, file:///DIR: race writers in it, and say whether a volume would be safe there
+    /// A store, file:///DIR or s3://BUCKET/PREFIX: race writers in it, and say whether a volume
+    /// would be safe there
     store: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]

@@ -172,11 +172,11 @@ flags {
         "The device's size: can grow, never shrink."
     }
     /// Slow drive or file to speed up, with copies in memory and, with --log, an SSD. Its content
-    /// stays and is the volume's. Or a store, file:///DIR, that hosts can share: with --log none,
-    /// and at first --size
+    /// stays and is the volume's. Or a store that hosts can share, file:///DIR or
+    /// s3://BUCKET/PREFIX: at first with --size
     #[flag(value_name = "DEV", value_hint = ValueHint::AnyPath)]
     backing = "backing": PathBuf {
-        "a block device or file; `file:///DIR`", "",
+        "a block device or file; `file:///DIR`, `s3://BUCKET/PREFIX`", "",
         "The slow drive behind a [cache](cache.md) and `log`. Its content stays; it sets `size`. \
          Or a [store](object-store.md)."
     }

@@ -92,7 +92,7 @@ impl Pair {
         }
         object_setup::volume_at(&self.backing)?.map(Some).ok_or_else(|| {
             Error::failure(format!("{} has no volume yet", self.backing.display()))
-                .hint("make it with `ztier up NAME --backing file:///DIR --size SIZE --log DEV`")
+                .hint("make it with `ztier up NAME --size SIZE`, with these drives")
         })
     }
 

@@ -8,16 +8,17 @@ use std::sync::Arc;
 
 /// What the place of a store begins with.
 const FILE: &str = "file://";
+const BUCKET: &str = "s3://";
 
 /// Whether `place` is that of a store, and not a drive's.
 pub fn is_store(place: &Path) -> bool {
-    place.to_str().is_some_and(|place| place.starts_with(FILE))
+    place.to_str().is_some_and(|place| place.starts_with(FILE) || place.starts_with(BUCKET))
 }
 
 /// How to open a volume in a store.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
-    /// Its place: `file:///dir`.
+    /// Its place: `file:///dir` or `s3://bucket/prefix`.
     pub place: PathBuf,
     /// Bytes of the volume.
     pub size: u64,
@@ -33,12 +34,26 @@ pub struct StoreOptions {
 
 /// The store at `place`.
 fn store(place: &Path) -> Result<Arc<dyn Store>> {
-    let dir = place.to_str().and_then(|place| place.strip_prefix(FILE)).unwrap_or_default();
-    if !dir.starts_with('/') {
-        return Err(Error::usage(format!("{} is no place of a store", place.display()))
-            .hint("write it like file:///mnt/nfs/volume"));
+    let text = place.to_str().unwrap_or_default();
+    if text.starts_with(BUCKET) {
+        return in_bucket(text);
     }
-    Ok(Arc::new(Directory::open(Path::new(dir))?))
+    match text.strip_prefix(FILE).filter(|dir| dir.starts_with('/')) {
+        Some(dir) => Ok(Arc::new(Directory::open(Path::new(dir))?)),
+        None => Err(Error::usage(format!("{} is no place of a store", place.display()))
+            .hint("write it like file:///mnt/nfs/volume")),
+    }
+}
+
+#[cfg(feature = "object-store")]
+fn in_bucket(place: &str) -> Result<Arc<dyn Store>> {
+    Ok(Arc::new(object::S3::open(place)?))
+}
+
+#[cfg(not(feature = "object-store"))]
+fn in_bucket(_: &str) -> Result<Arc<dyn Store>> {
+    let text = "this ztier was built without s3:// (cargo feature object-store)";
+    Err(Error::usage(text))
 }
 
 /// The size of the volume in the store at `place`, in bytes; `None` if it has no volume yet.
@@ -62,7 +77,9 @@ pub fn probe_store(place: &Path) -> Result<()> {
 /// # Errors
 /// It is there.
 pub(super) fn refuse_inside(store: &Path, log: &Path) -> Result<()> {
-    let dir = store.to_str().and_then(|place| place.strip_prefix(FILE)).unwrap_or_default();
+    let Some(dir) = store.to_str().and_then(|place| place.strip_prefix(FILE)) else {
+        return Ok(());
+    };
     let real = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
     if !real(log).starts_with(real(Path::new(dir))) {
         return Ok(());

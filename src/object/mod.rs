@@ -16,6 +16,8 @@ mod mark;
 mod opening;
 pub mod planted;
 mod probe;
+#[cfg(feature = "object-store")]
+mod s3;
 mod state;
 mod store;
 mod takeover;
@@ -33,5 +35,7 @@ pub use issuer::{Issuer, Taken, judge};
 pub use mark::Mark;
 pub use opening::{Newest, Opened, VolumeFound, Wanted, open, root};
 pub use probe::probe;
+#[cfg(feature = "object-store")]
+pub use s3::S3;
 pub use store::{Failure, Store, Tag, Trouble};
 pub use takeover::{Answer, Ask, Owned, Step, TakeOver};

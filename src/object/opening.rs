@@ -1,6 +1,7 @@
 //! Brings the state of a volume out of its store, as its next owner.
 //!
-//! Invariant: a store that fails is asked again, for [`PATIENCE`]; damage is never passed over.
+//! Invariant: a store that fails is asked again, for [`PATIENCE`], unless that is in vain; damage
+//! is never passed over.
 
 use super::format::{
     Damage, Entry, HEAD, Identity, OWNER_MAX, Object, Root, Seed, Session, fence, payloads,
@@ -152,7 +153,9 @@ fn patiently<T>(
     let until = Instant::now() + PATIENCE;
     loop {
         match ask() {
-            Err(Failure::Other(_)) if Instant::now() < until => std::thread::sleep(RETRY),
+            Err(Failure::Other(e)) if !e.lasts() && Instant::now() < until => {
+                std::thread::sleep(RETRY);
+            }
             answer => return answer,
         }
     }
@@ -285,7 +288,8 @@ fn take_over(
             }
             Step::Failed(failure) => {
                 let since = *failing.get_or_insert_with(Instant::now);
-                if since.elapsed() >= PATIENCE {
+                let in_vain = matches!(&failure, Failure::Other(trouble) if trouble.lasts());
+                if in_vain || since.elapsed() >= PATIENCE {
                     return Err(Error::failure(failure.to_string()));
                 }
                 std::thread::sleep(RETRY);

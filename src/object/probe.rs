@@ -13,6 +13,10 @@ const RACES: u32 = 5;
 /// How often a race is tried whose requests fail, and the pause between.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(20);
+/// How often a racer tries: some stores refuse requests that meet, and want them again.
+const RACER_TRIES: u32 = 10;
+/// The age of an object that was put just now, at most; clocks count whole seconds.
+const FRESH: Duration = Duration::from_secs(60);
 
 /// Races writers for objects below `probe`, and reads what they left.
 ///
@@ -37,11 +41,37 @@ pub fn probe(store: &dyn Store) -> Result<()> {
 fn patiently<T>(work: impl Fn() -> Done<T>) -> Done<T> {
     for _ in 1..TRIES {
         match work() {
-            Err(Failure::Other(_)) => std::thread::sleep(PAUSE),
+            Err(Failure::Other(trouble)) if !trouble.lasts() => std::thread::sleep(PAUSE),
             done => return done,
         }
     }
     work()
+}
+
+/// A racer's request until it has an answer; `other` is that of those that lose. After a failure
+/// the object tells whether this racer had won before it lost against itself.
+fn insist(
+    store: &dyn Store,
+    key: &str,
+    content: &[u8],
+    other: &Failure,
+    ask: impl Fn() -> Done<()>,
+) -> Done<()> {
+    let mut failed = None;
+    for _ in 0..RACER_TRIES {
+        match ask() {
+            Err(Failure::Other(trouble)) if !trouble.lasts() => {
+                failed = Some(Failure::Other(trouble));
+                std::thread::sleep(PAUSE);
+            }
+            Err(failure) if failure == *other && failed.is_some() => {
+                let (found, _) = patiently(|| store.get(key))?;
+                return if found == content { Ok(()) } else { Err(failure) };
+            }
+            answer => return answer,
+        }
+    }
+    failed.map_or(Ok(()), Err)
 }
 
 /// The outcome of a request.
@@ -54,7 +84,11 @@ fn probe_key(store: &dyn Store, key: &str) -> Done<Result<()>> {
         Ok(_) => return Ok(Err(wrong(store, "has an object that was removed"))),
         Err(failure) => return Err(failure),
     }
-    let created = race(|racer| store.create(key, &[racer; 100]).map(|()| racer));
+    let created = race(|racer| {
+        let content = [racer; 100];
+        let create = || store.create(key, &content);
+        insist(store, key, &content, &Failure::Exists, create).map(|()| racer)
+    });
     let made = match winners(&created, &Failure::Exists)?[..] {
         [winner] => winner,
         [] => return Ok(Err(wrong(store, "lets no writer create an object"))),
@@ -65,7 +99,11 @@ fn probe_key(store: &dyn Store, key: &str) -> Done<Result<()>> {
     if content != [made; 100] || part != [made; 10] {
         return Ok(Err(wrong(store, "reads another object than was created")));
     }
-    let swapped = race(|racer| store.swap(key, &[racer, 1], &tag).map(|_| racer));
+    let swapped = race(|racer| {
+        let content = [racer, 1];
+        let swap = || store.swap(key, &content, &tag).map(drop);
+        insist(store, key, &content, &Failure::Changed, swap).map(|()| racer)
+    });
     let made = match winners(&swapped, &Failure::Changed)?[..] {
         [winner] => winner,
         [] => return Ok(Err(wrong(store, "lets no writer swap an object"))),
@@ -73,6 +111,13 @@ fn probe_key(store: &dyn Store, key: &str) -> Done<Result<()>> {
     };
     if store.get(key)?.0 != [made, 1] {
         return Ok(Err(wrong(store, "reads another object than was swapped")));
+    }
+    store.put(key, b"put")?;
+    if store.get(key)?.0 != b"put" {
+        return Ok(Err(wrong(store, "reads another object than was put")));
+    }
+    if store.age(key)? > FRESH {
+        return Ok(Err(wrong(store, "takes a new object for an old one")));
     }
     Ok(Ok(()))
 }
@@ -100,8 +145,12 @@ fn winners(raced: &[Done<u8>], other: &Failure) -> Done<Vec<u8>> {
 }
 
 fn lacks(store: &dyn Store, failure: &Failure) -> Error {
-    Error::failure(format!("{} can't be used: {failure}", store.place()))
-        .hint("use a file system with hard links, renames and locks")
+    let error = Error::failure(format!("{} can't be used: {failure}", store.place()));
+    match failure {
+        // It says what is missing.
+        Failure::Other(trouble) if trouble.lasts() => error,
+        _ => error.hint(store.needs()),
+    }
 }
 
 fn wrong(store: &dyn Store, what: &str) -> Error {
@@ -117,6 +166,7 @@ mod tests {
     use parking_lot::Mutex;
     use std::collections::BTreeMap;
     use std::ops::Range;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     /// What a bad store gets wrong.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,9 +177,26 @@ mod tests {
         KeepsRemoved,
         LacksSwaps,
         CutsRanges,
+        IgnoresPuts,
+        OldAtOnce,
+        /// No lie: it loses the answers of every other writer, and wants some of them again.
+        LosesAnswers,
+        /// The same, and it creates twice.
+        LosesAnswersCreatesTwice,
     }
 
-    struct Bad(Lie, Mutex<BTreeMap<String, Vec<u8>>>);
+    struct Bad(Lie, Mutex<BTreeMap<String, Vec<u8>>>, AtomicU32);
+
+    impl Bad {
+        fn loses(&self) -> bool {
+            let lossy = matches!(self.0, Lie::LosesAnswers | Lie::LosesAnswersCreatesTwice);
+            lossy && self.2.fetch_add(1, Ordering::Relaxed).is_multiple_of(2)
+        }
+    }
+
+    fn lost() -> Failure {
+        Failure::Other(Trouble { errno: 5, text: "ask again".into() })
+    }
 
     impl Store for Bad {
         fn place(&self) -> String {
@@ -142,11 +209,12 @@ mod tests {
 
         fn create(&self, key: &str, content: &[u8]) -> std::result::Result<(), Failure> {
             let mut all = self.1.lock();
-            if all.contains_key(key) && self.0 != Lie::CreatesTwice {
-                return Err(Failure::Exists);
+            let twice = matches!(self.0, Lie::CreatesTwice | Lie::LosesAnswersCreatesTwice);
+            if all.contains_key(key) && !twice {
+                return Err(if self.loses() { lost() } else { Failure::Exists });
             }
             all.insert(key.to_owned(), content.to_vec());
-            Ok(())
+            if self.loses() { Err(lost()) } else { Ok(()) }
         }
 
         fn get(&self, key: &str) -> std::result::Result<(Vec<u8>, Tag), Failure> {
@@ -176,10 +244,13 @@ mod tests {
                 return Err(Failure::Changed);
             }
             *now = content.to_vec();
-            Ok(Tag(format!("{content:?}")))
+            if self.loses() { Err(lost()) } else { Ok(Tag(format!("{content:?}"))) }
         }
 
         fn put(&self, key: &str, content: &[u8]) -> std::result::Result<(), Failure> {
+            if self.0 == Lie::IgnoresPuts {
+                return Ok(());
+            }
             self.1.lock().insert(key.to_owned(), content.to_vec());
             Ok(())
         }
@@ -195,20 +266,27 @@ mod tests {
         }
 
         fn age(&self, _: &str) -> std::result::Result<Duration, Failure> {
-            Ok(Duration::ZERO)
+            Ok(if self.0 == Lie::OldAtOnce { FRESH * 2 } else { Duration::ZERO })
         }
     }
 
     #[test]
     fn a_store_that_lies_is_found_out() {
-        let told = |lie| probe(&Bad(lie, Mutex::default())).map_err(|e| e.to_string());
+        let told = |lie| {
+            let bad = Bad(lie, Mutex::default(), AtomicU32::new(0));
+            probe(&bad).map_err(|e| e.to_string())
+        };
         assert_eq!(told(Lie::None), Ok(()));
+        assert_eq!(told(Lie::LosesAnswers), Ok(()));
         for (lie, text) in [
             (Lie::CreatesTwice, "creates one object twice: a volume there would not be safe"),
+            (Lie::LosesAnswersCreatesTwice, "creates one object twice"),
             (Lie::SwapsTwice, "swaps one object twice"),
             (Lie::KeepsRemoved, "has an object that was removed"),
             (Lie::LacksSwaps, "can't be used: no such request"),
             (Lie::CutsRanges, "reads another object than was created"),
+            (Lie::IgnoresPuts, "reads another object than was put"),
+            (Lie::OldAtOnce, "takes a new object for an old one"),
         ] {
             let said = told(lie).unwrap_err();
             assert!(said.contains(text), "{lie:?}: {said}");

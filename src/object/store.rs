@@ -39,6 +39,14 @@ pub struct Trouble {
     pub text: String,
 }
 
+impl Trouble {
+    /// Whether asking again soon is in vain: a right, a key or the bucket is missing.
+    pub fn lasts(&self) -> bool {
+        let lasting = [rustix::io::Errno::ACCESS, rustix::io::Errno::NXIO];
+        lasting.iter().any(|errno| errno.raw_os_error() == self.errno)
+    }
+}
+
 impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
@@ -52,6 +60,11 @@ impl fmt::Display for Trouble {
 pub trait Store: Send + Sync {
     /// Where it is, for users.
     fn place(&self) -> String;
+
+    /// What a place needs, for users whose store can't be used.
+    fn needs(&self) -> &'static str {
+        "use a file system with hard links, renames and locks"
+    }
 
     /// Makes what objects need, before the first of them.
     ///
