@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use support::place::content;
-use support::sandbox::{Sandbox, eventually};
+use support::sandbox::eventually;
 use support::shell::{missing, ok};
 use support::stored::{BLOCK, Stored, check, copy, write};
 
@@ -273,7 +273,7 @@ fn a_store_is_probed() {
 #[allow(clippy::print_stdout)]
 fn a_build_without_buckets_says_so() {
     println!("skipped: volumes in buckets: this is a build without the feature object-store");
-    let sandbox = Sandbox::new();
+    let sandbox = support::sandbox::Sandbox::new();
     let lacks = "this ztier was built without s3:// (cargo feature object-store)";
     let up = ["up", "vol", "--export", "nbd", "--backing", "s3://bucket/v", "--log", "none"];
     sandbox.ztier(&[&up[..], &["--size", "1G"]].concat()).refused(2, &[lacks]);

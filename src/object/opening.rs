@@ -242,11 +242,14 @@ fn refuse_alive(store: &dyn Store, root: &Root, wanted: &Wanted<'_>) -> Result<(
     }
 }
 
+/// Whether a volume with this newest window may be taken over.
+type Approve<'a> = dyn Fn(Option<Newest>) -> Result<()> + 'a;
+
 fn take_over(
     store: &dyn Store,
     volume: &Identity,
     owner: &str,
-    (approve, progress): (&dyn Fn(Option<Newest>) -> Result<()>, &dyn Fn(u64)),
+    (approve, progress): (&Approve<'_>, &dyn Fn(u64)),
 ) -> Result<Opened> {
     let mut machine = TakeOver::new(unique()?, owner.to_owned());
     let (mut index, mut sessions, mut adoption) = Default::default();
