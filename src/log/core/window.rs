@@ -132,6 +132,7 @@ impl Core {
     pub fn is_stepping(&self) -> bool {
         let steps = match &self.window.step {
             Step::Judging(_) | Step::Forgetting { .. } => true,
+            Step::Securing { ticket, .. } => self.progress(*ticket) == Progress::Done,
             Step::Leaving { end } => self.leaves_on(*end),
             _ => false,
         };

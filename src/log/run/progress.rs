@@ -139,6 +139,10 @@ impl Logged {
                 return value;
             }
             (core, worked) = self.act(core);
+            // Asking for a command may have taken a step.
+            if !worked && let Some(value) = ready(&mut core) {
+                return value;
+            }
             if !worked && core.is_stepping() {
                 // In steps: between two of them other threads get the lock.
                 core = step_aside(&self.core, core);

@@ -30,13 +30,20 @@ impl Logged {
         self.remote().raise(end);
         self.events.notify();
         let began = now();
-        self.settle(Awaited::Writeback, |core| {
-            // Of a failed log the rescue brings all, and `flush` has waited for that.
-            if core.brought() >= end || core.is_clean() || core.is_through() {
-                return Some(Ok(()));
+        loop {
+            let seen = self.events.seen();
+            {
+                let core = self.core();
+                // Of a failed log the rescue brings all, and `flush` has waited for that.
+                if core.brought() >= end || core.is_clean() || core.is_through() {
+                    return Ok(());
+                }
             }
-            self.gives_up(began).map(Err)
-        })
+            if let Some(fault) = self.gives_up(began) {
+                return Err(fault);
+            }
+            self.wait(Awaited::Writeback, seen, PAUSE);
+        }
     }
 
     /// Pauses writeback while nothing is due. Where flushes wait for it, they end the pause.
