@@ -147,6 +147,7 @@ fn a_host_that_lost_the_volume_keeps_what_it_had_not_sent() {
     stored.hosts[0].ztier(&["down", "vol"]).looked();
     let held = "held newer data of it";
     stored.up_logged(0, &[]).refused(5, &[held, "is not of that log", "--discard-log"]);
+    branch(&stored);
     // Nothing was taken over or written for that.
     stored.up(1, &[]).ok();
     check(&mut stored.disk(1), 90..91, 3);
@@ -156,6 +157,27 @@ fn a_host_that_lost_the_volume_keeps_what_it_had_not_sent() {
     let mut disk = stored.disk(0);
     check(&mut disk, 0..90, 1);
     check(&mut disk, 90..91, 3);
+}
+
+/// What only the overtaken log has can be read at another place, and stays where it is.
+fn branch(stored: &Stored) {
+    let (log, place) = (stored.log(0), format!("{}-branch", stored.place()));
+    let copy = |to: &str| {
+        let args = ["log", "branch", &log, "--backing", &stored.place(), "--to", to];
+        stored.hosts[0].ztier(&args)
+    };
+    copy(&stored.place()).refused(1, &["has a volume already"]);
+    copy("/tmp").refused(2, &["is no place of a store"]);
+    let told = copy(&place).ok();
+    assert!(told.contains("has the volume as "), "{told}");
+    copy(&place).refused(1, &["has a volume already"]);
+    let up = ["up", "vol", "--export", "nbd", "--backing", &place, "--log", &log];
+    stored.hosts[0].ztier(&up).ok();
+    let mut disk = stored.disk(0);
+    check(&mut disk, 0..50, 2);
+    check(&mut disk, 50..100, 1);
+    drop(disk);
+    stored.hosts[0].ztier(&["down", "vol"]).looked();
 }
 
 #[test]
@@ -306,12 +328,18 @@ fn what_can_not_be_is_one_line() {
     let inside = format!("{}/log", stored.dir.display());
     up(&inside, &["--log-size", "64M"]).refused(2, &["is inside its store"]);
     assert!(!fs::exists(&inside).unwrap());
-    // The log of another volume.
+    // The log of another volume: refused while it holds something, before a volume is made.
     let other = format!("{place}-other");
     let up_other =
         ["up", "vol", "--export", "nbd", "--backing", &other, "--size", "1G", "--log", &log];
-    let foreign = ["is the log of another drive than", "it differs in the volume's id"];
-    stored.hosts[0].ztier(&up_other).refused(1, &foreign);
+    up(&log, &[]).ok();
+    write(&mut stored.disk(0), 0..10, 1);
+    stored.hosts[0].ztier(&["down", "vol"]).ok();
+    let held = ["is a log that holds data of its volume"];
+    stored.hosts[0].ztier(&up_other).refused(5, &held);
+    assert!(!fs::exists(other.trim_start_matches("file://")).unwrap());
+    up(&log, &[]).ok();
+    drain(&stored);
     // The volume grew without the log.
     up("none", &[]).ok();
     stored.hosts[0].ztier(&["set", "vol", "size=2G"]).ok();

@@ -5,7 +5,7 @@ use super::progress_line::ProgressLine;
 use crate::config::plan::DEFAULT_SEGMENT;
 use crate::config::size::human;
 use crate::config::{Amount, Paths};
-use crate::device::{Pair, cannot_use};
+use crate::device::{self, Pair, cannot_use};
 use crate::error::{Error, Result};
 use crate::log::disk::format::{Entry, Header, Superblock};
 use crate::log::{self, Inspection};
@@ -22,6 +22,7 @@ pub enum Log {
     Format(Format),
     Check(Check),
     Dump(Dump),
+    Branch(Branch),
 }
 
 /// Make an empty log for a backing store
@@ -70,6 +71,24 @@ pub struct Dump {
     entries: bool,
 }
 
+/// Copy a volume in a store to where its overtaken log can be opened
+///
+/// When another host has written to the volume, a log that still holds changes does not fit it any
+/// more. This copies the volume as that log had last sent it to an empty place; there `ztier up`
+/// opens the log. The volume and the log stay as they are.
+#[derive(Args)]
+pub struct Branch {
+    /// The log
+    #[arg(value_hint = ValueHint::AnyPath)]
+    log: PathBuf,
+    /// The store of its volume
+    #[arg(long, value_name = "PLACE")]
+    backing: PathBuf,
+    /// An empty place for the copy
+    #[arg(long, value_name = "PLACE")]
+    to: PathBuf,
+}
+
 impl Log {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
@@ -77,6 +96,7 @@ impl Log {
             Self::Format(format) => format.run(),
             Self::Check(check) => check.run(),
             Self::Dump(dump) => dump.run(),
+            Self::Branch(branch) => branch.run(),
         }
     }
 }
@@ -98,6 +118,26 @@ impl Format {
             "{} is an empty log for {}\n",
             pair.log.display(),
             pair.backing.display()
+        ))
+    }
+}
+
+impl Branch {
+    fn run(self) -> Result<()> {
+        for place in [&self.backing, &self.to] {
+            if !device::is_store(place) {
+                return Err(Error::usage(format!("{} is no place of a store", place.display()))
+                    .hint("write it like file:///mnt/nfs/volume"));
+            }
+        }
+        let line = ProgressLine::new();
+        let progress = |done: &str, count| line.show(&format_args!("{done} {count} objects"));
+        let copied = device::branch(&self.log, (&self.backing, &self.to), &progress)?;
+        drop(line);
+        output::print(&format!(
+            "{} has the volume as {} left it ({copied} objects); bring it up with both\n",
+            self.to.display(),
+            self.log.display()
         ))
     }
 }

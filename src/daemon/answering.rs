@@ -114,7 +114,7 @@ impl Running {
     fn drain(&self, asking: &Asking<'_>) -> Result<Stats> {
         let first = self.log_of(&self.stats())?;
         let (_hurry, until_segment) = self.drains.begin(&*self.served.volume)?;
-        let (mut seen, mut moved) = (progress(&first), Instant::now());
+        let (mut seen, mut moved) = (progress(&self.stats(), &first), Instant::now());
         loop {
             let stats = self.stats();
             let log = self.log_of(&stats)?;
@@ -125,7 +125,7 @@ impl Running {
                 return Err(Error::failure("the caller has hung up"));
             }
             drop(self.served.export()?);
-            if std::mem::replace(&mut seen, progress(&log)) != seen {
+            if std::mem::replace(&mut seen, progress(&stats, &log)) != seen {
                 moved = Instant::now();
             }
             let gave_up = log.failed && !log.rescuing && !log.through;
@@ -140,6 +140,11 @@ impl Running {
     /// The error of a drain that can't go on.
     fn undrained(&self, stats: &Stats, log: &LogStats, fails: bool) -> Error {
         let (name, blocks) = (&self.served.name, log.blocks_dirty);
+        if let Some(trouble) = stats.object.as_ref().and_then(|object| object.trouble.as_ref()) {
+            let text = format!("volume `{name}` still has {blocks} blocks in its log: {trouble}");
+            return Error::degraded(text)
+                .hint("mend the store or the way to it; what the log holds gets there then");
+        }
         let last = stats.drives.iter().max_by_key(|drive| drive.last_unix_s());
         let why = match (fails, last) {
             (true, Some(drive)) => format!("fails: {}", drive.last().unwrap_or_default()),
@@ -161,6 +166,7 @@ impl Running {
 }
 
 /// The counters by which a drain's progress shows.
-fn progress(log: &LogStats) -> (u64, u64, u64, u64) {
-    (log.blocks_dirty, log.segment_tail, log.segment_durable, log.written_back_bytes)
+fn progress(stats: &Stats, log: &LogStats) -> [u64; 5] {
+    let sent = stats.object.as_ref().map_or(0, |object| object.durable_slot);
+    [log.blocks_dirty, log.segment_tail, log.segment_durable, log.written_back_bytes, sent]
 }

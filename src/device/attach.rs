@@ -299,12 +299,21 @@ impl Pair {
                 None => None,
             };
             let log = self.claim_log(memory.is_inherited(), record.as_ref())?;
+            // No log is of a volume that is only made now. One that holds something is refused
+            // before that.
+            let fresh = Cell::new(known.is_none());
+            if fresh.get() {
+                self.may_overwrite(&log)?;
+            }
             let approved = Cell::new(None);
             let approve = |volume: &VolumeFound| {
                 let book = Book::of_volume(&self.state, volume.volume);
                 let (log, backing, record) = (Arc::clone(&log), Arc::new(*volume), book.load()?);
                 let claimed = Claimed { log, backing, book, record };
-                let look = || self.look(&claimed, &options, steps);
+                let look = || match fresh.replace(false) {
+                    true => Err(OpenError::NoLog),
+                    false => self.look(&claimed, &options, steps),
+                };
                 let settled = self.settle(&claimed, &kept, &look)?;
                 approved.set(Some((claimed, settled)));
                 Ok(())

@@ -10,6 +10,7 @@
 
 mod attach;
 mod backing;
+mod branch;
 mod claimed;
 mod contract;
 mod counters;
@@ -36,6 +37,7 @@ pub use crate::log::{Policy, Unsent};
 pub use crate::media::Sector;
 pub use crate::ram::{Recompress, SpillTo};
 pub use attach::Opened;
+pub use branch::branch;
 pub use contract::{Channel, Device, Extent, ExtentKind, IoError, Request};
 pub use contract::{DataMover, Load, Way};
 pub use contract::{InMemory, LogControl, Serving, Tuning, no_log};

@@ -33,7 +33,7 @@ pub struct StoreOptions {
 }
 
 /// The store at `place`.
-fn store(place: &Path) -> Result<Arc<dyn Store>> {
+pub(super) fn store(place: &Path) -> Result<Arc<dyn Store>> {
     let text = place.to_str().unwrap_or_default();
     if text.starts_with(BUCKET) {
         return in_bucket(text);

@@ -11,7 +11,7 @@ use super::backing::Backing;
 use crate::error::Result;
 use crate::log::disk::format::{IDENTITY, Superblock};
 use crate::media::{Commit, Match};
-use crate::object::{Identity, VolumeFound};
+use crate::object::{Identity, Newest, VolumeFound};
 
 /// In the place of the version of a drive's identity: that of a volume in a store.
 const VERSION: u8 = 0x81;
@@ -25,8 +25,9 @@ const NO_SLOT: u64 = u64::MAX;
 
 /// What a log's superblock says of a volume in a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stored {
-    volume: Identity,
+pub(super) struct Stored {
+    /// The volume.
+    pub volume: Identity,
     /// Slot and check word of the last part of the newest window.
     witness: (u64, u32),
     /// The segment before which the log had brought everything to the store then.
@@ -46,7 +47,13 @@ impl Stored {
         out
     }
 
-    fn decode(stored: &[u8; IDENTITY]) -> Option<Self> {
+    /// Whether `window` was the newest one when the log was opened.
+    pub fn saw(&self, window: &Newest) -> bool {
+        (window.slot, window.check) == self.witness
+    }
+
+    /// Of a superblock; `None`: it is damaged, or the identity of a drive.
+    pub fn decode(stored: &[u8; IDENTITY]) -> Option<Self> {
         let u32_at = |at: usize| stored[at..at + 4].try_into().ok().map(u32::from_le_bytes);
         let u64_at = |at: usize| stored[at..at + 8].try_into().ok().map(u64::from_le_bytes);
         let whole = u32_at(CRC_AT)? == crc_fast::crc32_iscsi(&stored[..CRC_AT]);

@@ -6,6 +6,8 @@
 //! session at a time owns the chain; the next one fences it ([`TakeOver`]), without a clock.
 
 mod adoption;
+mod ahead;
+mod branch;
 
 mod directory;
 mod drive;
@@ -25,6 +27,7 @@ mod uploads;
 mod window;
 
 pub use adoption::Adoption;
+pub use branch::{copy_past, last_window};
 pub use directory::Directory;
 pub use drive::ObjectDrive;
 pub use format::{

@@ -3,15 +3,15 @@
 //! Invariant: a store that fails is asked again, for [`PATIENCE`], unless that is in vain; damage
 //! is never passed over.
 
+use super::ahead::Ahead;
 use super::format::{
-    Damage, Entry, HEAD, Identity, OWNER_MAX, Object, Root, Seed, Session, fence, payloads,
-    table_end,
+    Damage, Entry, Identity, OWNER_MAX, Object, Root, Seed, Session, fence, payloads,
 };
 use super::index::Index;
 use super::probe::probe;
 use super::store::{BEAT, Failure, ROOT, Store, slot};
 use super::takeover::{Answer, Ask, Owned, Step, TakeOver};
-use super::{Adoption, Mark, format};
+use super::{Adoption, Mark};
 use crate::error::{Error, Result};
 use crate::remedy;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -24,8 +24,6 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Pause before it is asked again.
 const RETRY: Duration = Duration::from_millis(50);
-/// Bytes that are read of an object at first: most tables are in them.
-const GLANCE: u64 = 64 << 10;
 /// How long after its last sign an owner counts as alive.
 pub const ALIVE: Duration = Duration::from_secs(30);
 
@@ -69,9 +67,10 @@ pub struct Newest {
 }
 
 /// Where a part has the mark of a log: bytes of the object, and the check word.
-type MarkAt = (Range<u32>, u32);
+pub(super) type MarkAt = (Range<u32>, u32);
 
-fn mark_at(entries: &[Entry]) -> Option<MarkAt> {
+/// The mark in a part, if it has one.
+pub(super) fn mark_at(entries: &[Entry]) -> Option<MarkAt> {
     payloads(entries).find_map(|(entry, range)| match entry {
         Entry::Mark { check, .. } => Some((range, *check)),
         _ => None,
@@ -79,7 +78,7 @@ fn mark_at(entries: &[Entry]) -> Option<MarkAt> {
 }
 
 /// Reads the mark of the newest window.
-fn newest(
+pub(super) fn newest(
     store: &dyn Store,
     volume: &Identity,
     (slot, check, session, at): (u64, u32, Session, Option<MarkAt>),
@@ -139,7 +138,7 @@ pub fn root(store: &dyn Store) -> Result<Option<Root>> {
 }
 
 /// The error for an object that is not believed; `hint`: what to do unless it is newer.
-fn bad(store: &dyn Store, key: &str, damage: Damage, hint: &str) -> Error {
+pub(super) fn bad(store: &dyn Store, key: &str, damage: Damage, hint: &str) -> Error {
     let error = Error::failure(format!("{}/{key} {damage}", store.place()));
     match damage {
         Damage::Newer(_) => error.hint("use that version, or a newer one"),
@@ -147,7 +146,8 @@ fn bad(store: &dyn Store, key: &str, damage: Damage, hint: &str) -> Error {
     }
 }
 
-fn patiently<T>(
+/// Asks a store that fails again, for [`PATIENCE`].
+pub(super) fn patiently<T>(
     mut ask: impl FnMut() -> std::result::Result<T, Failure>,
 ) -> std::result::Result<T, Failure> {
     let until = Instant::now() + PATIENCE;
@@ -254,6 +254,7 @@ fn take_over(
     let mut machine = TakeOver::new(unique()?, owner.to_owned());
     let (mut index, mut sessions, mut adoption) = Default::default();
     let (mut read, mut last) = (0, None);
+    let mut ahead = Ahead::new(store, volume);
     let (mut failing, mut approved): (Option<Instant>, _) = (None, None);
     loop {
         if let Ask::Fence(slot) = machine.ask()
@@ -263,7 +264,7 @@ fn take_over(
             approve(last.clone().map(|last| newest(store, volume, last)).transpose()?)?;
             approved = Some(slot);
         }
-        let answer = answer(store, volume, &machine);
+        let answer = answer(store, volume, (&machine, &mut ahead));
         match machine.hear(answer) {
             Step::Next => {}
             Step::Adopt(slot, object) => {
@@ -308,7 +309,11 @@ fn take_over(
 }
 
 /// Asks the store what the machine wants to know.
-fn answer(store: &dyn Store, volume: &Identity, machine: &TakeOver) -> Answer {
+fn answer(
+    store: &dyn Store,
+    volume: &Identity,
+    (machine, ahead): (&TakeOver, &mut Ahead<'_>),
+) -> Answer {
     match machine.ask() {
         Ask::Root => Answer::Root(store.get(ROOT).and_then(|(content, tag)| {
             // `open` has read a good one.
@@ -316,29 +321,11 @@ fn answer(store: &dyn Store, volume: &Identity, machine: &TakeOver) -> Answer {
             let root = decoded.ok_or(Failure::Changed)?;
             Ok((root, tag))
         })),
-        Ask::Object(number) => Answer::Object(look(store, volume, number)),
+        Ask::Object(number) => Answer::Object(ahead.look(number)),
         Ask::Fence(number) => {
             let seed = Seed { volume: *volume, session: machine.session(), slot: number };
             Answer::Created(store.create(&slot(number), &fence(&seed)))
         }
         Ask::Swap(root, tag) => Answer::Swapped(store.swap(ROOT, &root.encode(), &tag)),
     }
-}
-
-/// Reads head and table of the object in a slot.
-pub fn look(
-    store: &dyn Store,
-    volume: &Identity,
-    number: u64,
-) -> std::result::Result<std::result::Result<Object, Damage>, Failure> {
-    let key = slot(number);
-    let mut bytes = store.get_range(&key, 0..GLANCE)?;
-    let end = table_end(&bytes);
-    if bytes.len() == GLANCE as usize && end > bytes.len() {
-        bytes = store.get_range(&key, 0..end as u64)?;
-    }
-    if bytes.len() < HEAD {
-        return Ok(Err(Damage::Foreign));
-    }
-    Ok(format::decode(&bytes, volume, number))
 }

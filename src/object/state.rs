@@ -124,6 +124,11 @@ impl State {
         self.issuer.next()
     }
 
+    /// The first slot whose object is not in the store.
+    pub fn durable_slot(&self) -> u64 {
+        self.issuer.durable()
+    }
+
     /// How far the window of a log is.
     pub fn stage(&self) -> Stage {
         self.stage

@@ -4,10 +4,11 @@
 //! sent again only with the same content; a drive that has a successor sends nothing more.
 
 use super::Root;
+use super::ahead::look;
 use super::format::{Identity, OFFSET_BITS, Object, Part, Seed, Session, check_of, part};
 use super::index::place;
 use super::issuer::{Taken, judge};
-use super::opening::{Opened, look};
+use super::opening::Opened;
 use super::state::State;
 use super::store::{BEAT, Failure, ROOT, Store, Trouble, slot};
 use super::takeover::Owned;
@@ -192,6 +193,7 @@ impl Shared {
             trouble: state.failing.as_ref().map(|(trouble, _)| trouble.text.clone()),
             damaged_object: Some(damaged >> OFFSET_BITS).filter(|_| damaged != 0).map(slot),
             next_slot: state.next_slot(),
+            durable_slot: state.durable_slot(),
             blocks: state.index.blocks(),
             live_bytes: state.index.live_bytes(),
             stored_bytes: state.index.stored_bytes(),

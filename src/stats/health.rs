@@ -83,7 +83,7 @@ impl Trouble {
 
 /// What is wrong with a store of objects.
 fn of_store(store: &ObjectStats) -> Option<Trouble> {
-    let ObjectStats { place, successor, trouble, damaged_object, .. } = store;
+    let ObjectStats { place, successor, trouble, damaged_object, lost_blocks, .. } = store;
     if let Some(successor) = successor {
         let text = format!("the volume in {place} was taken over by {successor}");
         return Some(Trouble::new(Health::Failed, About::Store, text));
@@ -92,9 +92,15 @@ fn of_store(store: &ObjectStats) -> Option<Trouble> {
         let text = format!("{place}/{object} is damaged or gone");
         return Some(Trouble::new(Health::Degraded, About::Store, text));
     }
-    let text =
-        trouble.as_ref().map(|trouble| format!("the store fails, and is asked again: {trouble}"));
-    text.map(|text| Trouble::new(Health::Degraded, About::Store, text))
+    if let Some(trouble) = trouble {
+        let text = format!("the store fails, and is asked again: {trouble}");
+        return Some(Trouble::new(Health::Degraded, About::Store, text));
+    }
+    (*lost_blocks > 0).then(|| {
+        let text =
+            format!("{lost_blocks} blocks are lost: a damaged log had them; write them anew");
+        Trouble::new(Health::Degraded, About::Store, text)
+    })
 }
 
 impl Stats {

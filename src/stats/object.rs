@@ -42,6 +42,8 @@ pub struct ObjectStats {
             => gauge "ztier_object_index_bytes" "Memory of the index.";
         /// The slot that comes next.
         next_slot: u64 = count "next slot";
+        /// The first slot whose object is not in the store yet.
+        durable_slot: u64 = count "first slot not in the store";
         /// Windows that this daemon has committed.
         windows: u64 = count "windows committed"
             => counter "ztier_object_windows_total" "Windows committed to the store.";
