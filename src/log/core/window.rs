@@ -132,7 +132,6 @@ impl Core {
     pub fn is_stepping(&self) -> bool {
         let steps = match &self.window.step {
             Step::Judging(_) | Step::Forgetting { .. } => true,
-            Step::Securing { ticket, .. } => self.progress(*ticket) == Progress::Done,
             Step::Leaving { end } => self.leaves_on(*end),
             _ => false,
         };
@@ -219,8 +218,11 @@ impl Core {
     pub(super) fn step_window(&mut self) {
         match std::mem::take(&mut self.window.step) {
             Step::Judging(judging) => {
-                if let Some(judging) = self.judge(judging) {
-                    self.window.step = Step::Judging(judging);
+                match self.judge(judging) {
+                    Some(judging) => self.window.step = Step::Judging(judging),
+                    // Mostly nothing was appended, and there is nothing to wait for.
+                    None if matches!(self.window.step, Step::Securing { .. }) => self.step_window(),
+                    None => {}
                 }
             }
             Step::Securing { ticket, judged } => {

@@ -41,9 +41,11 @@ pub fn ours(name: &str) -> Result<PathBuf> {
     if let Some(cargo) = std::env::var_os("CARGO") {
         let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
         let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
+        // Without the features of the tests beside it, it would replace the program that they run.
+        let features = std::env::var("ZTIER_FEATURES").unwrap_or_default();
         let built = Command::new(&cargo)
             .args(["build", "--quiet", "--locked", "--workspace", "--profile", profile])
-            .args(["--bin", name, "--manifest-path"])
+            .args(["--features", &features, "--bin", name, "--manifest-path"])
             .arg(manifest)
             .status()
             .context("cannot run cargo")?;
