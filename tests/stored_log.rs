@@ -203,6 +203,28 @@ fn a_store_that_went_back_is_refused() {
     stored.up_logged(0, &["--accept-changed-backing"]).refused(2, &vain);
 }
 
+/// The log's tail passes segments of copies, without a commit.
+#[test]
+fn a_log_of_copies_fits_the_store_that_they_are_of() {
+    let stored = logged(&["--ram-limit", "0", "--log-cache", "50"]);
+    write(&mut stored.disk(0), 0..300, 1);
+    drain(&stored);
+    for _ in 0..2 {
+        stored.up_logged(0, &["--ram-limit", "0", "--log-cache", "50"]).ok();
+        let mut disk = stored.disk(0);
+        eventually("the log keeps what is read", || {
+            check(&mut disk, 0..300, 1);
+            stored.stats(0)["log"]["blocks_clean"].as_u64() >= Some(200)
+        });
+        drop(disk);
+        stored.hosts[0].ztier(&["down", "vol"]).ok();
+    }
+    // And they are there at once.
+    stored.up_logged(0, &["--ram-limit", "0", "--log-cache", "50"]).ok();
+    assert!(stored.stats(0)["log"]["blocks_clean"].as_u64() >= Some(200));
+    check(&mut stored.disk(0), 0..300, 1);
+}
+
 #[test]
 fn an_outage_of_the_store_only_fills_the_log() {
     let stored = logged(&["--max-unsent", "8M,1s"]);

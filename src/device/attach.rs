@@ -244,7 +244,7 @@ impl Pair {
     fn make(&self, claimed: &Claimed) -> Result<Seen> {
         claimed.backing.require_whole()?;
         let blocks = claimed.backing.bytes() / BLOCK_SIZE as u64;
-        let (uuid, identity) = (random()?, claimed.backing.identity(0)?);
+        let (uuid, identity) = (random()?, claimed.backing.identity()?);
         log::format(&*claimed.log, uuid, identity, blocks, self.segment)
             .and_then(|()| log::read_superblock(&*claimed.log))
             .map(|(sb, ..)| Seen::of(&sb))
@@ -340,7 +340,7 @@ impl Pair {
             kept.give_up();
         }
         let sb = &mut found.superblock;
-        sb.identity = claimed.backing.identity(sb.written.segment)?;
+        sb.identity = claimed.backing.identity()?;
         // An accepted older log becomes the newest.
         let newer = claimed.newer(sb).map_or(0, |seen| seen.generation);
         sb.generation = sb.generation.max(newer);

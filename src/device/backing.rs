@@ -22,11 +22,11 @@ pub(super) trait Backing {
         false
     }
 
-    /// What a log's superblock says of it, whose segments before `written` it has.
+    /// What a log's superblock says of it.
     ///
     /// # Errors
     /// It can't be read.
-    fn identity(&self, written: u64) -> Result<[u8; IDENTITY]>;
+    fn identity(&self) -> Result<[u8; IDENTITY]>;
 
     /// Compares it with what is `stored` in the log of `sb`; `None` if that is damaged, or of
     /// another kind of backing store.
@@ -57,7 +57,7 @@ impl Backing for FileDrive {
         Self::require_whole(self)
     }
 
-    fn identity(&self, _: u64) -> Result<[u8; IDENTITY]> {
+    fn identity(&self) -> Result<[u8; IDENTITY]> {
         let identity = Identity::of(self, &StableId::of(self));
         identity.map(|identity| identity.encode()).map_err(|e| failed(self.path(), &e))
     }

@@ -10,6 +10,7 @@ use super::drives::{self, Alarm};
 use super::front::{Engine, Front};
 use super::record::{Book, Record, common};
 use super::split::{Piece, Zeroed, each, each_mut};
+use super::stored;
 use crate::BLOCK_SIZE;
 use crate::cache::Cached;
 use crate::codec::Algorithm;
@@ -189,6 +190,7 @@ impl LogVolume {
     /// Notes that the backing store is a store of objects, which may get another owner.
     pub(super) fn set_object(&self, object: Arc<ObjectDrive>) {
         let _ = self.object.set(object); // called once
+        self.logged.note_commits(stored::noting);
     }
 
     /// Refuses a request of a volume that has another owner by now: the log would keep a change,

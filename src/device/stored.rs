@@ -1,9 +1,10 @@
 //! A volume in a store of objects, as the backing store of a log.
 //!
-//! The log's superblock names the volume and its newest window when the log was opened, the
-//! witness. From then on the log's own windows carry its UUID and tail. So three facts tell how a
-//! store that is opened later relates to its log: whose its newest window is, and whether that is
-//! before or behind what the log knows.
+//! The log's superblock names the volume, its newest window when the log was opened (the witness),
+//! and the tail of the log's newest commit since then. The log's windows carry its UUID and tail. So
+//! a store that is opened later tells how it relates to its log: whose its newest window is, and
+//! whether that is before or behind what the log knows. The superblock's own tail does not tell: it
+//! also passes segments of which there is nothing to commit.
 //!
 //! Invariant: nothing here changes the store.
 
@@ -18,10 +19,12 @@ const VERSION: u8 = 0x81;
 const VOLUME_AT: usize = 8;
 const SLOT_AT: usize = 24;
 const CHECK_AT: usize = 32;
-const WRITTEN_AT: usize = 40;
+const COMMITTED_AT: usize = 40;
 const CRC_AT: usize = IDENTITY - 4;
 /// The witness of a store that had no window, or of one that was not looked at.
 const NO_SLOT: u64 = u64::MAX;
+/// In the place of the segment of a commit: there was none.
+const NONE: u64 = u64::MAX;
 
 /// What a log's superblock says of a volume in a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +33,8 @@ pub(super) struct Stored {
     pub volume: Identity,
     /// Slot and check word of the last part of the newest window.
     witness: (u64, u32),
-    /// The segment before which the log had brought everything to the store then.
-    written: u64,
+    /// The tail's segment of the newest commit by this log since then that it knows of.
+    committed: Option<u64>,
 }
 
 impl Stored {
@@ -41,7 +44,8 @@ impl Stored {
         out[VOLUME_AT..SLOT_AT].copy_from_slice(&self.volume);
         out[SLOT_AT..CHECK_AT].copy_from_slice(&self.witness.0.to_le_bytes());
         out[CHECK_AT..CHECK_AT + 4].copy_from_slice(&self.witness.1.to_le_bytes());
-        out[WRITTEN_AT..WRITTEN_AT + 8].copy_from_slice(&self.written.to_le_bytes());
+        let committed = self.committed.unwrap_or(NONE);
+        out[COMMITTED_AT..COMMITTED_AT + 8].copy_from_slice(&committed.to_le_bytes());
         let crc = crc_fast::crc32_iscsi(&out[..CRC_AT]);
         out[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         out
@@ -59,9 +63,15 @@ impl Stored {
         let whole = u32_at(CRC_AT)? == crc_fast::crc32_iscsi(&stored[..CRC_AT]);
         let volume = stored[VOLUME_AT..SLOT_AT].try_into().ok()?;
         let witness = (u64_at(SLOT_AT)?, u32_at(CHECK_AT)?);
-        let written = u64_at(WRITTEN_AT)?;
-        (whole && stored[0] == VERSION).then_some(Self { volume, witness, written })
+        let committed = u64_at(COMMITTED_AT).filter(|segment| *segment != NONE);
+        (whole && stored[0] == VERSION).then_some(Self { volume, witness, committed })
     }
+}
+
+/// A log's note of a store, with one more commit; `None` if the note is of something else.
+pub(super) fn noting(note: &[u8; IDENTITY], commit: &Commit) -> Option<[u8; IDENTITY]> {
+    let stored = Stored::decode(note)?;
+    Some(Stored { committed: Some(commit.tail.segment), ..stored }.encode())
 }
 
 impl VolumeFound {
@@ -73,24 +83,22 @@ impl VolumeFound {
     fn compare_newest(&self, sb: &Superblock, stored: &Stored) -> Match {
         let slot = |slot: u64| if slot == NO_SLOT { "none".into() } else { slot.to_string() };
         let (there, known) = (self.witness(), stored.witness);
-        // The log has committed windows since it was opened: the newest must be one of those.
-        let advanced = sb.written.segment > stored.written;
-        match self.committed(sb).map(|commit| commit.tail.segment) {
-            Some(segment) if segment >= sb.written.segment => Match::Same,
-            _ if there == known && !advanced => Match::Same,
-            Some(segment) => {
-                let had = sb.written.segment;
-                let what =
-                    format!("it has segments before {segment} of the log, and had those to {had}");
-                Match::Behind { what }
+        let is_later = there.0 != NO_SLOT && (known.0 == NO_SLOT || there.0 > known.0);
+        let (is, was) = (slot(there.0), slot(known.0));
+        let own = self.committed(sb).map(|commit| commit.tail.segment);
+        match (own, stored.committed) {
+            (Some(own), Some(known)) if own >= known => Match::Same,
+            (Some(own), Some(known)) => Match::Behind {
+                what: format!("it has segments before {own} of the log, and had those to {known}"),
+            },
+            (_, None) if there == known => Match::Same,
+            // A commit of which the log's superblock does not know yet.
+            (Some(_), None) if is_later => Match::Same,
+            (None, _) if is_later => {
+                Match::Changed { what: format!("its newest window, {is}, is not of that log") }
             }
-            None if known.0 != NO_SLOT && (there.0 == NO_SLOT || there.0 <= known.0) => {
-                let (is, was) = (slot(there.0), slot(known.0));
+            _ => {
                 Match::Behind { what: format!("its newest window is {is}, and was {was} or later") }
-            }
-            None => {
-                let what = format!("its newest window, {}, is not of that log", slot(there.0));
-                Match::Changed { what }
             }
         }
     }
@@ -109,8 +117,8 @@ impl Backing for VolumeFound {
         true
     }
 
-    fn identity(&self, written: u64) -> Result<[u8; IDENTITY]> {
-        Ok(Stored { volume: self.volume, witness: self.witness(), written }.encode())
+    fn identity(&self) -> Result<[u8; IDENTITY]> {
+        Ok(Stored { volume: self.volume, witness: self.witness(), committed: None }.encode())
     }
 
     fn compare(&self, sb: &Superblock, stored: &[u8; IDENTITY]) -> Result<Option<Match>> {

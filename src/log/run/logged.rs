@@ -24,7 +24,7 @@ use crate::codec::Algorithm;
 use crate::log::core::{Core, Fills, Found, Lost, Outcome, Reading, Refused};
 use crate::log::disk::cluster::Unpacked;
 use crate::log::disk::format::{CLUSTER_MAX, IDENTITY, Kind, Seed, crc};
-use crate::media::{Drive, DriveError, Identity, StableId, Waker};
+use crate::media::{Commit, Drive, DriveError, Identity, StableId, Waker};
 use crate::stats::LogStats;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Instant, Mutex, MutexGuard, lock_within, now};
@@ -145,7 +145,12 @@ pub struct Logged {
     remote: Goal,
     /// Whether there are such flushes.
     is_remote: AtomicBool,
+    /// Brings a commit into the superblock's note of the backing store.
+    noting: OnceLock<Noting>,
 }
+
+/// The superblock's note of an atomic backing store, with one more commit; `None`: it stays.
+pub type Noting = fn(&[u8; IDENTITY], &Commit) -> Option<[u8; IDENTITY]>;
 
 impl Logged {
     /// Serves an opened log, with its drives.
@@ -176,6 +181,7 @@ impl Logged {
             failure: Mutex::new(None),
             remote: Goal::default(),
             is_remote: AtomicBool::new(false),
+            noting: OnceLock::new(),
         }
     }
 
@@ -198,6 +204,23 @@ impl Logged {
             self.durable.store(core.durable(), Ordering::Release);
             self.events.notify();
         }
+    }
+
+    /// Has `noting` bring each commit into the superblock, before its tail moves.
+    pub fn note_commits(&self, noting: Noting) {
+        let _ = self.noting.set(noting); // called once
+    }
+
+    /// The backing store has made a commit.
+    pub(super) fn committed(&self, commit: &Commit) {
+        let mut core = self.core();
+        let note = self.noting.get().and_then(|noting| noting(&core.superblock().identity, commit));
+        if let Some(note) = note {
+            core.note_identity(note);
+        }
+        core.committed();
+        drop(core);
+        self.events.notify();
     }
 
     /// Prepares for [`Self::flush_remote`].

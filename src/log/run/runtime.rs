@@ -417,10 +417,7 @@ fn carry(logged: &Logged, writeback: Writeback, pressed: &Pressed<'_>) -> Ended 
 /// Has an atomic backing store commit a window, until it has done so or the volume stops.
 fn bring(logged: &Logged, commit: &Commit) {
     match patiently(logged, || logged.backing().commit(commit, TICK)) {
-        true => {
-            logged.core().committed();
-            logged.events.notify();
-        }
+        true => logged.committed(commit),
         // It may be done all the same: the next process finds out.
         false => logged.core().leave_commit(),
     }
