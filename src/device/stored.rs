@@ -1,8 +1,8 @@
 //! A volume in a store of objects, as the backing store of a log.
 //!
 //! The log's superblock names the volume, its newest window when the log was opened (the witness),
-//! and the tail of the log's newest commit since then. The log's windows carry its UUID and tail. So
-//! a store that is opened later tells how it relates to its log: whose its newest window is, and
+//! and the tail of the log's newest commit since then. The log's windows carry its UUID and tail.
+//! So a store that is opened later tells how it relates to its log: whose its newest window is, and
 //! whether that is before or behind what the log knows. The superblock's own tail does not tell: it
 //! also passes segments of which there is nothing to commit.
 //!
