@@ -289,6 +289,11 @@ remedies! {
          changed on the backing store with --accept-changed-backing (then check the file system)",
         Loses::Log,
     );
+    /// A log whose volume another host has taken over.
+    LOG_OVERTAKEN = Remedy::safe(
+        "if that host writes nothing, take the volume back; else `ztier log branch DEV --backing \
+         PLACE --to PLACE` gives the log a store of its own",
+    );
     /// A volume in a store that is to grow while it has a log.
     GROW_WITHOUT_LOG = Remedy::safe(
         "`ztier restart NAME --log none`, then `ztier set NAME size=SIZE`, then \

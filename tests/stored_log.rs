@@ -9,6 +9,7 @@ mod support {
     pub mod sandbox;
     pub mod shell;
     pub mod stored;
+    pub mod worn;
 }
 
 use std::fs;
@@ -16,6 +17,7 @@ use std::os::unix::fs::FileExt;
 use support::place::content;
 use support::sandbox::eventually;
 use support::stored::{BLOCK, Stored, check, copy, write};
+use support::worn;
 
 const NEW: [&str; 4] = ["--size", "1G", "--log-size", "64M"];
 
@@ -127,6 +129,8 @@ fn a_host_that_lost_the_volume_keeps_what_it_had_not_sent() {
     });
     assert_eq!(disk.try_read(0, 4096), None, "what may be old is not served");
     assert_ne!(disk.flush_error(), 0);
+    let overtaken = ["still holds", "was taken over by vol on ", "`ztier log branch DEV"];
+    stored.hosts[0].ztier(&["drain", "vol"]).refused(6, &overtaken);
     drop(disk);
     stored.hosts[0].ztier(&["down", "vol"]).looked();
     // The other host has written nothing: the log still fits.
@@ -203,26 +207,90 @@ fn a_store_that_went_back_is_refused() {
     stored.up_logged(0, &["--accept-changed-backing"]).refused(2, &vain);
 }
 
-/// The log's tail passes segments of copies, without a commit.
+/// The log's tail passes segments of copies, of which there is nothing to commit.
 #[test]
 fn a_log_of_copies_fits_the_store_that_they_are_of() {
-    let stored = logged(&["--ram-limit", "0", "--log-cache", "50"]);
+    let stored = Stored::new();
+    stored.up(0, &["--size", "1G"]).ok();
     write(&mut stored.disk(0), 0..300, 1);
-    drain(&stored);
-    for _ in 0..2 {
-        stored.up_logged(0, &["--ram-limit", "0", "--log-cache", "50"]).ok();
+    stored.hosts[0].ztier(&["down", "vol"]).ok();
+    let up =
+        || stored.up_logged(0, &["--log-size", "64M", "--ram-limit", "0", "--log-cache", "50"]);
+    let clean = || stored.stats(0)["log"]["blocks_clean"].as_u64().unwrap();
+    for round in 0..3 {
+        up().ok();
+        // They outlive a `down`.
+        assert_eq!(round > 0, clean() >= 300, "round {round}");
         let mut disk = stored.disk(0);
         eventually("the log keeps what is read", || {
             check(&mut disk, 0..300, 1);
-            stored.stats(0)["log"]["blocks_clean"].as_u64() >= Some(200)
+            clean() >= 300
         });
+        if round == 1 {
+            // A commit before the tail passes copies again.
+            write(&mut disk, 400..410, 2);
+            disk.flush();
+            stored.hosts[0].ztier(&["drain", "vol"]).ok();
+            check(&mut disk, 0..300, 1);
+        }
         drop(disk);
         stored.hosts[0].ztier(&["down", "vol"]).ok();
     }
-    // And they are there at once.
-    stored.up_logged(0, &["--ram-limit", "0", "--log-cache", "50"]).ok();
-    assert!(stored.stats(0)["log"]["blocks_clean"].as_u64() >= Some(200));
-    check(&mut stored.disk(0), 0..300, 1);
+}
+
+/// Changes have an age of their own, not that of copies in their segment.
+#[test]
+fn old_copies_send_no_change() {
+    let stored = logged(&["--ram-limit", "0", "--log-cache", "50", "--max-unsent", "1G,8s,wait"]);
+    write(&mut stored.disk(0), 0..100, 1);
+    drain(&stored);
+    let more = ["--ram-limit", "0", "--log-cache", "50", "--max-unsent", "1G,8s,wait"];
+    stored.up(1, &[]).ok();
+    write(&mut stored.disk(1), 100..200, 1);
+    stored.hosts[1].ztier(&["down", "vol"]).ok();
+    stored.up_logged(0, &more).ok();
+    let mut disk = stored.disk(0);
+    eventually("the log keeps what is read", || {
+        check(&mut disk, 0..200, 1);
+        stored.stats(0)["log"]["blocks_clean"].as_u64() >= Some(200)
+    });
+    std::thread::sleep(std::time::Duration::from_secs(9));
+    write(&mut disk, 0..10, 2);
+    let stats = stored.stats(0);
+    assert_eq!(
+        (&stats["object"]["windows"], &stats["log"]["blocks_dirty"]),
+        (&0.into(), &10.into())
+    );
+    assert!(stats["log"]["unsent_age_s"].as_u64() < Some(3), "{}", stats["log"]);
+}
+
+#[test]
+fn a_log_that_fails_leaves_the_volume_to_the_store() {
+    const BLOCKS: u64 = 4000;
+    let stored = Stored::new();
+    let (log, place) = (stored.log(0), stored.place());
+    let up = ["up", "vol", "--export", "nbd", "--backing", &place, "--log", &log];
+    worn::up(&stored.hosts[0], &[&up[..], &NEW, &["--writeback", "off"]].concat());
+    let mut disk = stored.disk(0);
+    write(&mut disk, 0..BLOCKS / 2, 1);
+    disk.flush();
+    // Objects are smaller.
+    worn::limit(&stored.hosts[0], "vol", Some(12 << 20));
+    write(&mut disk, BLOCKS / 4..BLOCKS, 2);
+    disk.flush();
+    let log = stored.stats(0)["log"].clone();
+    assert_eq!((&log["failed"], &log["through"]), (&true.into(), &true.into()), "{log}");
+    write(&mut disk, 0..10, 3);
+    disk.flush();
+    check(&mut disk, BLOCKS / 4..BLOCKS, 2);
+    // The host is gone; the store alone has it all.
+    stored.hosts[0].kill("vol");
+    drop(disk);
+    stored.up(1, &["--force"]).ok();
+    let mut other = stored.disk(1);
+    check(&mut other, 0..10, 3);
+    check(&mut other, 10..BLOCKS / 4, 1);
+    check(&mut other, BLOCKS / 4..BLOCKS, 2);
 }
 
 #[test]
@@ -345,6 +413,10 @@ fn what_can_not_be_is_one_line() {
     let no_log = ["up", "vol", "--export", "nbd", "--backing", &place, "--size", "1G"];
     stored.hosts[0].ztier(&no_log).refused(2, &["waits for that store; give --log DEV"]);
     up(&log, &["--size", "1G"]).refused(1, &[&log]);
+    fs::File::create(&log).unwrap().set_len(64 << 10).unwrap();
+    up(&log, &["--size", "1G"]).refused(1, &["a log takes", "give a larger drive"]);
+    assert!(!fs::exists(stored.dir.join("root")).unwrap(), "a volume was made");
+    fs::remove_file(&log).unwrap();
     up(&log, &NEW).ok();
     drain(&stored);
     let inside = format!("{}/log", stored.dir.display());

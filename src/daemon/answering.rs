@@ -1,5 +1,6 @@
 //! A daemon's answers on its control socket.
 
+use super::draining;
 use super::leaving::Down;
 use super::log;
 use super::phase::{Change, Turn};
@@ -124,6 +125,7 @@ impl Running {
             if asking.is_gone() {
                 return Err(Error::failure("the caller has hung up"));
             }
+            draining::refuse_overtaken(&stats, &log)?;
             drop(self.served.export()?);
             if std::mem::replace(&mut seen, progress(&stats, &log)) != seen {
                 moved = Instant::now();

@@ -7,6 +7,8 @@ use super::relog::refuse_lost;
 use crate::config::size::human;
 use crate::device::Serving;
 use crate::error::{Error, Result};
+use crate::remedy;
+use crate::stats::{LogStats, Stats};
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
@@ -69,6 +71,18 @@ fn hurry(volume: &dyn Serving, on: bool) -> Result<u64> {
     }
 }
 
+/// Refuses to drain a log to a store that has another owner.
+///
+/// # Errors
+/// It has.
+pub(super) fn refuse_overtaken(stats: &Stats, log: &LogStats) -> Result<()> {
+    let by = stats.object.as_ref().and_then(|object| object.successor.as_ref());
+    let Some(by) = by else { return Ok(()) };
+    let left = human(log.blocks_dirty * crate::BLOCK_SIZE as u64);
+    let text = format!("the log still holds {left}, and the volume was taken over by {by}");
+    Err(Error::degraded(text).hint(remedy::LOG_OVERTAKEN))
+}
+
 /// Writes back everything that is left in the log.
 ///
 /// # Errors
@@ -78,10 +92,12 @@ pub(super) fn drain(volume: &dyn Serving) -> Result<()> {
     let mut failed_before = None;
     loop {
         hurry(volume, true)?;
-        let Some(log) = volume.stats().log else { return Ok(()) };
+        let stats = volume.stats();
+        let Some(log) = stats.log else { return Ok(()) };
         if log.clean {
             return refuse_lost(volume);
         }
+        refuse_overtaken(&stats, &log)?;
         let before = *failed_before.get_or_insert(log.windows_failed);
         let fails = log.windows_failed >= before + FAILURES;
         let failed = log.failed && !log.rescuing && !log.through;

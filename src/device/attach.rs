@@ -86,7 +86,7 @@ impl Pair {
     ///
     /// # Errors
     /// It has no volume yet.
-    fn volume_in_store_if_store(&self) -> Result<Option<VolumeFound>> {
+    fn stored_volume(&self) -> Result<Option<VolumeFound>> {
         if !object_setup::is_store(&self.backing) {
             return Ok(None);
         }
@@ -143,7 +143,7 @@ impl Pair {
         self.refuse_same()?;
         let log = Arc::new(FileDrive::open(&self.log, Access::Exclusive)?);
         self.may_overwrite(&log)?;
-        let (backing, book): (Arc<dyn Backing>, Book) = match self.volume_in_store_if_store()? {
+        let (backing, book): (Arc<dyn Backing>, Book) = match self.stored_volume()? {
             Some(volume) => (Arc::new(volume), Book::of_volume(&self.state, volume.volume)),
             None => {
                 let backing = FileDrive::open(&self.backing, Access::ReadOnly)?;
@@ -156,14 +156,19 @@ impl Pair {
                 let claimed = Claimed { log, backing, book, record: None };
                 self.belongs(&claimed, &found.superblock, false).map(|_| ())
             }
-            Err(_) if log.size() < log::least_size(self.segment) => {
-                let least = log::least_size(self.segment);
-                let (log, has) = (self.log.display(), log.size());
-                Err(Error::failure(format!("{log} has {has} bytes, and a log takes {least}"))
-                    .hint("give a larger drive"))
-            }
-            Err(_) => Ok(()),
+            Err(_) => self.takes_log(&log),
         }
+    }
+
+    /// Checks that a drive is large enough for a log.
+    fn takes_log(&self, log: &FileDrive) -> Result<()> {
+        let (least, has) = (log::least_size(self.segment), log.size());
+        if has >= least {
+            return Ok(());
+        }
+        let log = self.log.display();
+        Err(Error::failure(format!("{log} has {has} bytes, and a log takes {least}"))
+            .hint("give a larger drive"))
     }
 
     /// Makes an empty log for the backing store.
@@ -172,7 +177,7 @@ impl Pair {
     /// A drive can't be used, or holds something that may not be overwritten, or the size of the
     /// backing store is no multiple of 4096.
     pub fn format(&self) -> Result<()> {
-        let claimed = match self.volume_in_store_if_store()? {
+        let claimed = match self.stored_volume()? {
             Some(volume) => {
                 self.refuse_same()?;
                 let book = Book::of_volume(&self.state, volume.volume);
@@ -299,11 +304,11 @@ impl Pair {
                 None => None,
             };
             let log = self.claim_log(memory.is_inherited(), record.as_ref())?;
-            // No log is of a volume that is only made now. One that holds something is refused
-            // before that.
+            // No log is of a volume that is only made now. What can't become one is refused before.
             let fresh = Cell::new(known.is_none());
             if fresh.get() {
                 self.may_overwrite(&log)?;
+                self.takes_log(&log)?;
             }
             let approved = Cell::new(None);
             let approve = |volume: &VolumeFound| {

@@ -131,9 +131,8 @@ impl Backing for VolumeFound {
 
     /// Each change of a store is a window, so nothing is hidden from [`Self::compare`].
     fn is_untouched(&self, sb: &Superblock) -> bool {
-        let same =
-            self.committed(sb).is_none_or(|commit| commit.tail.segment == sb.written.segment);
-        !sb.open && same
+        let own = self.committed(sb);
+        !sb.open && own.is_none_or(|commit| commit.tail.segment <= sb.written.segment)
     }
 
     fn is_written_to(&self, _: &Superblock) -> bool {

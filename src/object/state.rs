@@ -266,3 +266,111 @@ impl State {
         self.stage == Stage::None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::format::{Seed, payloads};
+    use super::super::window::Payload;
+    use super::*;
+    use crate::codec::Coding;
+
+    /// Parts under way: window, slot, entries, and whether they commit.
+    type Sent = (u64, u64, Vec<Entry>, bool);
+
+    fn state() -> State {
+        State::new(Index::default(), Sessions::default(), 16)
+    }
+
+    fn write(state: &mut State, block: u64, byte: u8) {
+        let bytes = vec![byte; 100].into();
+        state.open.write(block, Payload { coding: Coding::Lz4, bytes });
+        let _ = state.written();
+    }
+
+    /// Takes all parts that have a slot.
+    fn send(state: &mut State) -> Vec<Sent> {
+        let next = std::iter::from_fn(|| state.next());
+        next.map(|(draft, slot, part)| {
+            let seed = Seed { volume: [1; 16], session: [2; 16], slot };
+            (part.window, slot, draft.encode(&seed).0, part.commits)
+        })
+        .collect()
+    }
+
+    fn land(state: &mut State, parts: Vec<Sent>) {
+        for (window, slot, entries, _) in parts {
+            state.sent(window, slot, entries);
+        }
+    }
+
+    fn commit() -> Commit {
+        Commit { lost: vec![(7, 2)], ..Commit::default() }
+    }
+
+    #[test]
+    fn a_window_of_a_log_counts_with_its_commit_alone() {
+        let mut state = state();
+        state.begin_window();
+        write(&mut state, 1, 1);
+        assert!(
+            !state.is_aged(Duration::ZERO) && state.seal() == 0,
+            "it is sealed by nothing else"
+        );
+        assert!(state.settle_window(), "its only part waits for the commit");
+        assert!(send(&mut state).is_empty() && state.get(1).is_some());
+        assert!(!state.commit_window(&commit()));
+        let parts = send(&mut state);
+        assert!(matches!(&parts[..], [(0, 16, entries, true)] if entries.len() == 3), "{parts:?}");
+        assert!(!state.commit_window(&commit()) && state.index.get(1).is_none());
+        land(&mut state, parts);
+        // Asked again, it is the same commit.
+        assert!(state.commit_window(&commit()) && state.commit_window(&commit()));
+        assert_eq!(
+            (state.stage(), state.windows(), state.index.lost_blocks()),
+            (Stage::None, 1, 2)
+        );
+        assert!(state.index.get(1).is_some());
+    }
+
+    #[test]
+    fn a_window_that_is_dropped_commits_nothing_also_late() {
+        let mut state = state();
+        state.begin_window();
+        // Two parts and more.
+        (0..5000).for_each(|block| {
+            let bytes = vec![9; 4096].into();
+            state.open.write(block, Payload { coding: Coding::Raw, bytes });
+        });
+        assert!(!state.settle_window());
+        let dropped = send(&mut state);
+        assert_eq!(dropped.iter().map(|part| part.3).collect::<Vec<_>>(), [false, false]);
+        // The next window begins with those still under way.
+        state.begin_window();
+        write(&mut state, 3, 1);
+        assert!(!state.commit_window(&Commit::default()));
+        let parts = send(&mut state);
+        land(&mut state, parts);
+        assert!(!state.commit_window(&Commit::default()), "slots before it are not there");
+        land(&mut state, dropped);
+        assert!(state.commit_window(&Commit::default()));
+        assert_eq!((state.index.blocks(), state.windows(), state.durable_slot()), (1, 1, 19));
+        assert_eq!(state.index.get(3).map(|place| place.slot()), Some(18));
+    }
+
+    #[test]
+    fn writes_without_a_log_are_windows_of_their_own() {
+        let mut state = state();
+        write(&mut state, 1, 1);
+        state.begin_window();
+        write(&mut state, 2, 2);
+        let first = send(&mut state);
+        assert!(matches!(&first[..], [(0, 16, entries, true)]
+            if payloads(entries).count() == 1));
+        let next = state.seal();
+        assert!(!state.has_sent_before(next));
+        land(&mut state, first);
+        assert!(state.has_sent_before(next), "the window of the log has no end yet");
+        assert!(state.settle_window() && state.has_sent_before(next + 1));
+    }
+}

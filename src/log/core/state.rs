@@ -306,6 +306,7 @@ impl Core {
         match *entry {
             Entry::Data(data) => self.index_data(segment, data),
             Entry::Range { kind, block, count } => {
+                self.window.changed(segment, self.written, self.commit.now_ms());
                 self.forget_range(block, block + count);
                 self.holes.insert(block, block + count, Hole { segment, offset, kind });
             }
@@ -322,6 +323,9 @@ impl Core {
         let place = Place { slot, offset, len, kind, check, copy };
         if copy && !self.takes_copy(segment, block) {
             return;
+        }
+        if !copy {
+            self.window.changed(segment, self.written, self.commit.now_ms());
         }
         match self.name(block, place) {
             _ if copy => {}
@@ -400,25 +404,21 @@ impl Core {
         let (epoch, chunk, prev) = (self.epoch(), self.next_chunk, self.prev);
         let number = self.first + self.segments.len() as u64;
         self.summaries.begin(number, epoch, chunk, prev, self.sb.segment);
-        while self.window.begun_ms.front().is_some_and(|(before, _)| *before < self.written) {
-            self.window.begun_ms.pop_front();
-        }
-        self.window.begun_ms.push_back((number, self.commit.now_ms()));
         let (used, pins, changes, finished) = (0, 0, 0, false);
         self.segments.push_back(Segment { epoch, chunk, prev, used, pins, changes, finished });
         Ok(number)
     }
 
-    /// Bytes of segments that the backing store lacks, and the age of the oldest change in them, in
-    /// milliseconds; that of an earlier process counts from the opening on.
+    /// Bytes of changes that the backing store lacks, at most, and the age of the oldest in
+    /// milliseconds; that of an earlier process counts from the opening on. Copies do not count.
     pub fn unsent(&self) -> (u64, u64) {
-        if self.is_clean() {
+        if self.dirty == 0 && self.holes.are_written(self.written) {
             return (0, 0);
         }
-        let begun = self.window.begun_ms.iter().find(|(segment, _)| *segment >= self.written);
-        let begun = begun.filter(|(segment, _)| *segment == self.written);
-        let age = self.commit.now_ms().saturating_sub(begun.map_or(0, |(_, ms)| *ms));
-        (self.fullness().0 * u64::from(self.sb.segment), age)
+        let oldest = self.window.changed_ms.iter().find(|(segment, _)| *segment >= self.written);
+        let age = self.commit.now_ms().saturating_sub(oldest.map_or(0, |(_, ms)| *ms));
+        let most = self.fullness().0 * u64::from(self.sb.segment);
+        (most.min(self.dirty * crate::BLOCK_SIZE as u64), age)
     }
 
     /// Sets what the backing store may lack before changes are refused as if the log were full:

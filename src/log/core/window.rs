@@ -37,6 +37,9 @@ impl Core {
     /// Resumes after the last volume, which ended `in_order`, or else may have had a window at
     /// work.
     pub(in crate::log) fn resume(&mut self, in_order: bool) {
+        if let Some(last) = self.end().checked_sub(1).filter(|last| *last >= self.written) {
+            self.window.changed(last, self.written, self.commit.now_ms());
+        }
         if self.fullness().0 == 0 {
             self.sb.mixture_s = 0;
         } else if !in_order && !self.options.atomic || self.sb.mixture_s > 0 {

@@ -165,9 +165,9 @@ pub(super) struct Window {
     pub(super) times: VecDeque<(u64, u64)>,
     /// An atomic backing store has committed the segments before this one.
     pub(super) brought: u64,
-    /// Segments that the backing store lacks, each with the time when it was taken into use, in
-    /// milliseconds.
-    pub(super) begun_ms: VecDeque<(u64, u64)>,
+    /// When changes came that the backing store lacks: a segment, and the time in milliseconds of
+    /// the first change in it, or in those since the entry before.
+    pub(super) changed_ms: VecDeque<(u64, u64)>,
     /// Segments before this one have been written back, at least in part.
     pub(super) reached: u64,
     /// What is known of chunks that cannot be read.
@@ -179,6 +179,16 @@ pub(super) struct Window {
 impl Window {
     pub(super) fn is_idle(&self) -> bool {
         matches!(self.step, Step::Idle) && self.copying.is_none()
+    }
+
+    /// Notes a change in `segment`, while those before `written` are in the backing store.
+    pub(super) fn changed(&mut self, segment: u64, written: u64, now_ms: u64) {
+        if self.changed_ms.back().is_none_or(|(last, _)| *last < segment) {
+            self.changed_ms.push_back((segment, now_ms));
+        }
+        while self.changed_ms.front().is_some_and(|(oldest, _)| *oldest < written) {
+            self.changed_ms.pop_front();
+        }
     }
 
     /// Notes when a chunk of `segment` was closed.

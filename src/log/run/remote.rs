@@ -38,6 +38,9 @@ impl Logged {
                 if core.brought() >= end || core.is_clean() || core.is_through() {
                     return Ok(());
                 }
+                if core.is_failed() && !core.is_rescuing() {
+                    return Err(Fault::Failed);
+                }
             }
             if let Some(fault) = self.gives_up(began) {
                 return Err(fault);

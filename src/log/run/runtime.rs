@@ -83,7 +83,8 @@ impl Unsent {
 impl Policy {
     /// Bytes of a window when `percent` of the log is in use.
     fn window_at(&self, percent: u64) -> u64 {
-        (self.window * (25 + percent * 3 / 4) / 25).min(WINDOW_MAX)
+        let most = if self.unsent.is_some() { ATOMIC_WINDOW_MAX } else { WINDOW_MAX };
+        (self.window * (25 + percent * 3 / 4) / 25).min(most)
     }
 
     /// Bytes of the largest window, that of a full log.
@@ -353,8 +354,7 @@ fn due(logged: &Logged, policy: Policy, hurry: bool) -> Option<(u64, (u64, u64))
         // Even if disabled: requests must not wait for room for ever.
         false => percent >= URGENT || used + NEARLY_FULL >= segments,
     };
-    let most = if logged.backing().is_atomic() { ATOMIC_WINDOW_MAX } else { WINDOW_MAX };
-    let bytes = policy.window_at(percent).min(most);
+    let bytes = policy.window_at(percent);
     (must || due).then(|| (bytes.min(log_bytes / WINDOW_PART), (used, segments)))
 }
 
