@@ -79,13 +79,19 @@ impl VolumeFound {
         self.newest.map_or((NO_SLOT, 0), |newest| (newest.slot, newest.check))
     }
 
-    /// How the newest window compares with what the log of `sb` knows of the store.
-    fn compare_newest(&self, sb: &Superblock, stored: &Stored) -> Match {
+    /// The newest commit, if that is of this log.
+    fn committed_by(&self, log: [u8; 16]) -> Option<Commit> {
+        let mark = self.newest?.mark.filter(|mark| mark.log == log)?;
+        Some(mark.commit())
+    }
+
+    /// How the newest window compares with what this log knows of the store.
+    fn compare_newest(&self, log: [u8; 16], stored: &Stored) -> Match {
         let slot = |slot: u64| if slot == NO_SLOT { "none".into() } else { slot.to_string() };
         let (there, known) = (self.witness(), stored.witness);
         let is_later = there.0 != NO_SLOT && (known.0 == NO_SLOT || there.0 > known.0);
         let (is, was) = (slot(there.0), slot(known.0));
-        let own = self.committed(sb).map(|commit| commit.tail.segment);
+        let own = self.committed_by(log).map(|commit| commit.tail.segment);
         match (own, stored.committed) {
             (Some(own), Some(known)) if own >= known => Match::Same,
             (Some(own), Some(known)) => Match::Behind {
@@ -126,7 +132,7 @@ impl Backing for VolumeFound {
         if stored.volume != self.volume {
             return Ok(Some(Match::Other { what: "the volume's id".into() }));
         }
-        Ok(Some(self.compare_newest(sb, &stored)))
+        Ok(Some(self.compare_newest(sb.uuid, &stored)))
     }
 
     /// Each change of a store is a window, so nothing is hidden from [`Self::compare`].
@@ -140,7 +146,86 @@ impl Backing for VolumeFound {
     }
 
     fn committed(&self, sb: &Superblock) -> Option<Commit> {
-        let mark = self.newest?.mark.filter(|mark| mark.log == sb.uuid)?;
-        Some(mark.commit())
+        self.committed_by(sb.uuid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::media::Tail;
+    use crate::object::{Mark, Newest};
+
+    const LOG: [u8; 16] = [3; 16];
+
+    /// A volume whose newest window is in `slot`, by the log `by` with this tail's segment.
+    fn found(slot: u64, by: Option<([u8; 16], u64)>) -> VolumeFound {
+        let mark = by.map(|(log, segment)| {
+            Mark::of(&Commit {
+                log,
+                tail: Tail { segment, ..Tail::default() },
+                ..Commit::default()
+            })
+        });
+        let newest = Some(Newest { slot, check: slot as u32, mark });
+        VolumeFound { volume: [1; 16], size: 1 << 30, newest }
+    }
+
+    /// What a log says of it that was opened with its newest window in `slot`, and has committed.
+    fn stored(slot: u64, committed: Option<u64>) -> Stored {
+        Stored { volume: [1; 16], witness: (slot, slot as u32), committed }
+    }
+
+    #[test]
+    fn what_a_log_says_is_read_as_it_was_written() {
+        for committed in [None, Some(0), Some(77)] {
+            let stored = stored(5, committed);
+            let mut bytes = stored.encode();
+            assert_eq!(Stored::decode(&bytes), Some(stored));
+            let commit =
+                Commit { tail: Tail { segment: 9, ..Tail::default() }, ..Commit::default() };
+            let noted = noting(&bytes, &commit).unwrap();
+            assert_eq!(Stored::decode(&noted), Some(Stored { committed: Some(9), ..stored }));
+            bytes[30] ^= 1;
+            assert_eq!((Stored::decode(&bytes), noting(&bytes, &commit)), (None, None));
+        }
+    }
+
+    #[test]
+    fn a_log_fits_a_store_that_neither_went_on_nor_back() {
+        let (own, other) = (|segment| Some((LOG, segment)), Some(([4; 16], 100)));
+        let none = VolumeFound { newest: None, ..found(0, None) };
+        let fits = |found: &VolumeFound, stored| match found.compare_newest(LOG, &stored) {
+            Match::Same => "fits",
+            Match::Changed { .. } => "on",
+            Match::Behind { .. } => "back",
+            other => panic!("{other:?}"),
+        };
+        for (found, stored, expected) in [
+            // It has committed nothing.
+            (found(20, None), stored(20, None), "fits"),
+            (found(20, own(4)), stored(20, None), "fits"),
+            (found(21, None), stored(20, None), "on"),
+            (found(21, other), stored(20, None), "on"),
+            (found(19, None), stored(20, None), "back"),
+            (none, stored(20, None), "back"),
+            (found(16, other), stored(NO_SLOT, None), "on"),
+            // A commit that its superblock does not know of.
+            (found(21, own(1)), stored(20, None), "fits"),
+            (found(21, own(6)), stored(20, Some(5)), "fits"),
+            // It has committed.
+            (found(30, own(5)), stored(20, Some(5)), "fits"),
+            (found(29, own(4)), stored(20, Some(5)), "back"),
+            (found(20, None), stored(20, Some(5)), "back"),
+            (found(19, other), stored(20, Some(5)), "back"),
+            (none, stored(20, Some(5)), "back"),
+            (found(40, None), stored(20, Some(5)), "on"),
+            (found(40, other), stored(20, Some(5)), "on"),
+        ] {
+            assert_eq!(fits(&found, stored), expected, "{found:?} {stored:?}");
+        }
+        let empty = Stored { witness: none.witness(), ..stored(0, None) };
+        assert_eq!(fits(&none, empty), "fits");
     }
 }
