@@ -16,8 +16,8 @@ use std::fs;
 use std::path::Path;
 use support::place::content;
 use support::sandbox::eventually;
-use support::shell::{missing, ok};
-use support::stored::{BLOCK, Stored, check, copy, write};
+use support::shell::missing;
+use support::stored::{BLOCK, Stored, check, copy, read_independently, write};
 
 const SIZE: &str = "16T";
 
@@ -280,33 +280,6 @@ fn a_build_without_buckets_says_so() {
     sandbox.ztier(&["doctor", "s3://bucket/v"]).refused(2, &[lacks]);
 }
 
-/// What a reader written from `docs/object-format.md` alone finds in a store: its size, its blocks,
-/// and how many windows were made by logs.
-fn read_independently(dir: &Path) -> (u64, BTreeMap<u64, Vec<u8>>, usize) {
-    let reader = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/object_reader.py");
-    let out = tempfile::tempdir().unwrap();
-    let contents = out.path().join("contents");
-    // -B: no compiled module beside the sources.
-    let args = ["-B", reader, dir.to_str().unwrap(), contents.to_str().unwrap()];
-    let told = ok(60, "python3", &args);
-    let contents = fs::read(contents).unwrap();
-    let mut contents = contents.chunks_exact(4096);
-    let (mut size, mut blocks, mut marks) = (0, BTreeMap::new(), 0);
-    for line in told.lines() {
-        match line.split(' ').collect::<Vec<_>>()[..] {
-            ["volume", bytes] => size = bytes.parse().unwrap(),
-            ["mark", _, _, _, _, _, "0"] => marks += 1,
-            ["block", number] => {
-                let content = contents.next().unwrap().to_vec();
-                blocks.insert(number.parse().unwrap(), content);
-            }
-            _ => panic!("{line}"),
-        }
-    }
-    assert!(contents.next().is_none());
-    (size, blocks, marks)
-}
-
 /// The content that the golden store has, of blocks that are not zeros.
 fn golden() -> BTreeMap<u64, Vec<u8>> {
     let text = |word: &str| word.as_bytes().iter().copied().cycle().take(4096).collect::<Vec<_>>();
@@ -329,6 +302,13 @@ fn write_golden(stored: &Stored) {
     for (block, content) in golden().into_iter().filter(|(block, _)| *block != 9) {
         disk.write(block * BLOCK, &content);
     }
+    // Windows enough for a checkpoint.
+    for window in 1..=70 {
+        disk.write(30 * BLOCK, &[window; 4096]);
+        disk.flush();
+    }
+    stored.await_checkpoint(0);
+    disk.zero(30 * BLOCK, 4096);
     disk.flush();
     drop(disk);
     stored.hosts[0].kill("vol");
@@ -353,18 +333,22 @@ fn stores_are_read_as_the_format_says_now_and_later() {
     }
     let stored = Stored::new();
     write_golden(&stored);
-    assert_eq!(read_independently(&stored.dir), (16 << 30, golden(), 2));
+    let told = read_independently(&stored.dir);
+    assert_eq!((told.size, &told.blocks, told.marks), (16 << 30, &golden(), 2));
+    assert!(told.checkpoint.is_some());
     let versions = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     if std::env::var_os("ZTIER_GOLDEN").is_some() {
-        for part in ["chain", "root"] {
-            let (from, to) = (stored.dir.join(part), versions.join("object-v2").join(part));
+        for part in ["chain", "index", "root"] {
+            let (from, to) = (stored.dir.join(part), versions.join("object-v3").join(part));
             if from.is_dir() { copy(&from, &to) } else { _ = fs::copy(&from, &to).unwrap() }
         }
     }
     // A store of a version is read by all later ones.
-    for (version, marks) in [("object-v1", 0), ("object-v2", 2)] {
+    for (version, marks) in [("object-v1", 0), ("object-v2", 2), ("object-v3", 2)] {
         let kept = versions.join(version);
-        assert_eq!(read_independently(&kept), (16 << 30, golden(), marks));
+        let told = read_independently(&kept);
+        assert_eq!((told.size, told.blocks, told.marks), (16 << 30, golden(), marks));
+        assert_eq!(told.checkpoint.is_some(), version == "object-v3");
         fs::remove_dir_all(&stored.dir).unwrap();
         copy(&kept, &stored.dir);
         stored.up(1, &["--ram-limit", "0"]).ok();

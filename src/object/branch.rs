@@ -7,10 +7,12 @@
 
 use super::adoption::Adoption;
 use super::ahead::Ahead;
-use super::format::{Object, Root, WIDTH};
-use super::opening::{Newest, bad, mark_at, newest, patiently, root};
+use super::format::{Object, WIDTH};
+use super::opening::{Newest, bad, newest, patiently, root};
 use super::probe::probe;
+use super::root::Root;
 use super::store::{Failure, ROOT, Store, slot};
+use super::window_end::WindowEnd;
 use crate::error::{Error, Result};
 
 /// The last window of a volume for which `counts`; `progress` hears the number of objects that were
@@ -29,9 +31,9 @@ pub fn last_window(
         read += 1;
         progress(read);
         let Object::Part { session, check, entries, .. } = &object else { return Ok(true) };
-        let last = (number, *check, *session, mark_at(entries));
+        let end = WindowEnd::new((number, *check), *session, entries);
         if !adoption.take(number, object).is_empty() {
-            let window = newest(store, &root.volume, last)?;
+            let window = newest(store, &root.volume, &end)?;
             if counts(&window) {
                 found = Some(window);
             }
@@ -74,9 +76,8 @@ pub fn copy_past(
         progress(copied);
         Ok(true)
     })?;
-    let ended =
-        Root { size, session: [0; 16], fence: 0, ended: true, owner: String::new(), ..root };
-    put(to, ROOT, &ended.encode())?;
+    // Without a checkpoint: it may have what comes later.
+    put(to, ROOT, &Root::new(root.volume, size).encode())?;
     Ok(copied)
 }
 

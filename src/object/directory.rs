@@ -25,8 +25,10 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_millis(20);
 /// The age of a draft that no process works on any more.
 const ABANDONED: Duration = Duration::from_secs(24 * 3600);
-/// What a directory has beside the root.
-const OURS: [&str; 6] = ["root", "chain", "beat", "lock", "tmp", "probe"];
+/// The files that a directory has.
+const FILES: [&str; 3] = ["root", "beat", "lock"];
+/// The directories that it has.
+const DIRECTORIES: [&str; 4] = ["chain", "index", "tmp", "probe"];
 
 /// See the module.
 #[derive(Debug)]
@@ -44,7 +46,10 @@ impl Directory {
         match fs::read_dir(dir) {
             Ok(found) => {
                 let names = found.flatten().map(|entry| entry.file_name());
-                let foreign = names.filter(|name| !OURS.iter().any(|ours| *name == **ours));
+                let is_ours = |name: &std::ffi::OsString| {
+                    FILES.iter().chain(&DIRECTORIES).any(|ours| *name == **ours)
+                };
+                let foreign = names.filter(|name| !is_ours(name));
                 if let Some(name) = foreign.min() {
                     return Err(Error::would_lose(format!(
                         "{} holds something else ({})",
@@ -155,7 +160,8 @@ impl Store for Directory {
 
     fn prepare(&self) -> Checked<()> {
         let what = || format!("cannot use {}", self.dir.display());
-        for dir in [&self.dir, &self.path("chain"), &self.path("tmp"), &self.path("probe")] {
+        let below = DIRECTORIES.map(|name| self.path(name));
+        for dir in std::iter::once(&self.dir).chain(&below) {
             private::make_directory(dir).context(what())?;
             sync_directory(dir.parent().unwrap_or(dir)).context(what())?;
         }

@@ -7,6 +7,7 @@
 //! window leaves memory when it is in the index, and gets there when all its parts, and all objects
 //! before them, are in the store; a flush returns when that is so of all that was written before.
 
+use super::checkpointing::keep_checkpoints;
 use super::format::{Seed, Session};
 use super::index::Place;
 use super::opening::Opened;
@@ -67,10 +68,11 @@ impl ObjectDrive {
         let failures = Failures::new(Path::new(&store.place()));
         let shared = Arc::new(Shared::new(store, opened, owner.to_owned()));
         let mut threads = Vec::new();
-        for number in 0..=UPLOADERS {
+        for number in 0..UPLOADERS + 2 {
             let shared = Arc::clone(&shared);
             let (name, work): (_, fn(&Shared)) = match number {
                 0 => ("ztier-beat", beat),
+                1 => ("ztier-index", keep_checkpoints),
                 _ => ("ztier-upload", upload),
             };
             let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&shared));
@@ -156,9 +158,9 @@ impl ObjectDrive {
         let source = |block| match state.get(block) {
             Some(Had::Payload(payload)) => Source::Memory(payload),
             Some(Had::Zeros) => Source::Zeros,
-            None => match state.index.get(block) {
-                Some(place) => Source::Store(place, state.sessions.of(place.slot())),
-                None if state.index.is_lost(block) => Source::Lost,
+            None => match state.contents.index.get(block) {
+                Some(place) => Source::Store(place, state.contents.sessions.of(place.slot())),
+                None if state.contents.index.is_lost(block) => Source::Lost,
                 None => Source::Zeros,
             },
         };
@@ -196,7 +198,7 @@ impl ObjectDrive {
         let bytes = self.shared.store.get_range(&key, start..end).map_err(|failure| {
             match failure {
                 // An object that is gone is damage: the store works.
-                Failure::Missing => self.shared.note_damage(begin.number()),
+                Failure::Missing => self.shared.note_damage(begin.at),
                 _ => self.shared.note_failure(&failure),
             }
             failed(super::uploads::errno(&failure))
@@ -208,10 +210,10 @@ impl ObjectDrive {
                 let payload = bytes.get(from..from + usize::from(place.len)).unwrap_or_default();
                 let fits = seed.payload(first + i as u64, place.coding, payload) == place.check;
                 if !fits || !codec.decode(place.coding, payload, &mut out[i]) {
-                    self.shared.note_damage(place.number());
+                    self.shared.note_damage(place.at);
                     return Err(damaged());
                 }
-                self.shared.note_whole(place.number());
+                self.shared.note_whole(place.at);
             }
             Ok(places.len())
         })

@@ -1,5 +1,5 @@
-//! The objects of a chain: root, fence, and part of a window. `docs/object-format.md` draws them.
-//! Pure: bytes in, values out.
+//! The objects of a chain, fence and part of a window, and pieces of a checkpoint.
+//! `docs/object-format.md` draws them. Pure: bytes in, values out.
 //!
 //! Invariants: numbers are little-endian; an object is believed only if its check words fit, which
 //! are seeded with the volume's identity, the session that made it, and its slot.
@@ -12,15 +12,11 @@ use std::ops::Range;
 /// First bytes of every object.
 pub const MAGIC: [u8; 8] = *b"ztierOBJ";
 /// Version of the format.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Bytes of a head.
 pub const HEAD: usize = 80;
 /// Bytes of an entry.
 pub const ENTRY: usize = 16;
-/// Bytes of a root.
-pub const ROOT: usize = 512;
-/// Most bytes of an owner's name in a root.
-pub const OWNER_MAX: usize = 256;
 /// Most entries of a part.
 pub const ENTRIES_MAX: usize = 1 << 16;
 /// Most bytes of payloads in a part.
@@ -37,13 +33,13 @@ pub const WIDTH: u64 = if cfg!(sim) { 2 } else { 16 };
 const TABLE_CRC_AT: usize = 68;
 const BEFORE_AT: usize = 72;
 const HEAD_CRC_AT: usize = HEAD - 4;
-const ROOT_CRC_AT: usize = ROOT - 4;
 const KIND_PART: u8 = 1;
 const KIND_FENCE: u8 = 2;
-const KIND_ROOT: u8 = 3;
-/// A part: it is the last one of its window, which counts from here on.
+/// That of a root.
+pub const KIND_ROOT: u8 = 3;
+const KIND_PIECE: u8 = 4;
+/// A part: it is the last one of its window, which counts from here on. So with pieces.
 const COMMITS: u8 = 1;
-const OWNER_AT: usize = 112;
 
 /// A number that is unique to a volume.
 pub type Identity = [u8; 16];
@@ -135,7 +131,8 @@ pub enum Entry {
     },
 }
 
-fn code(coding: Coding) -> u8 {
+/// The number of a coding.
+pub fn code(coding: Coding) -> u8 {
     match coding {
         Coding::Raw => 0,
         Coding::Lz4 => 1,
@@ -146,7 +143,8 @@ fn code(coding: Coding) -> u8 {
     }
 }
 
-fn coding(code: u8) -> Option<Coding> {
+/// The coding of a number.
+pub fn coding(code: u8) -> Option<Coding> {
     let all = [Coding::Raw, Coding::Lz4, Coding::Zstd, Coding::Fill];
     all.into_iter().find(|coding| self::code(*coding) == code)
 }
@@ -255,6 +253,39 @@ pub fn part(seed: &Seed, part: Part, entries: &[Entry], payloads: &[u8]) -> Vec<
     out
 }
 
+/// A piece of a checkpoint, which `of` places in it: its window is the checkpoint's generation.
+pub fn piece(seed: &Seed, of: Part, units: &[[u8; ENTRY]]) -> Vec<u8> {
+    let body = units.as_flattened();
+    let check = seed.check(u64::MAX, body);
+    let mut out = head(KIND_PIECE, seed, of, units.len() as u32, HEAD + body.len(), check);
+    out.extend_from_slice(body);
+    out
+}
+
+/// Reads a piece that [`piece`] has made.
+///
+/// # Errors
+/// It is another, or damaged.
+pub fn read_piece<'a>(bytes: &'a [u8], seed: &Seed, of: Part) -> Result<&'a [[u8; ENTRY]], Damage> {
+    let kind = known(bytes, &seed.volume)?;
+    let (units, rest) = bytes[HEAD..].as_chunks::<ENTRY>();
+    let expected = head(
+        KIND_PIECE,
+        seed,
+        of,
+        units.len() as u32,
+        bytes.len(),
+        seed.check(u64::MAX, units.as_flattened()),
+    );
+    // All but the version, and the check word that has it in.
+    let same = bytes[10..HEAD_CRC_AT] == expected[10..HEAD_CRC_AT];
+    let whole = seed.check(u64::MAX - 1, &bytes[..HEAD_CRC_AT]) == get4(bytes, HEAD_CRC_AT);
+    if kind != KIND_PIECE || !rest.is_empty() || !same || !whole {
+        return Err(Damage::Damaged);
+    }
+    Ok(units)
+}
+
 fn head(kind: u8, seed: &Seed, part: Part, entries: u32, len: usize, table: u32) -> Vec<u8> {
     let mut out = Vec::with_capacity(len);
     out.extend_from_slice(&MAGIC);
@@ -324,7 +355,7 @@ pub fn decode(bytes: &[u8], volume: &Identity, slot: u64) -> Result<Object, Dama
 }
 
 /// The kind of an object of `volume`.
-fn known(bytes: &[u8], volume: &Identity) -> Result<u8, Damage> {
+pub fn known(bytes: &[u8], volume: &Identity) -> Result<u8, Damage> {
     if bytes.len() < HEAD || bytes[..8] != MAGIC {
         return Err(Damage::Foreign);
     }
@@ -339,73 +370,6 @@ fn known(bytes: &[u8], volume: &Identity) -> Result<u8, Damage> {
     Ok(bytes[10])
 }
 
-/// The only object that changes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Root {
-    /// The volume.
-    pub volume: Identity,
-    /// Bytes of the volume.
-    pub size: u64,
-    /// Rises with each change.
-    pub generation: u64,
-    /// The session that owns the volume, or owned it last.
-    pub session: Session,
-    /// The slot of its fence; with no owner yet, the first slot.
-    pub fence: u64,
-    /// Whether it ended in order.
-    pub ended: bool,
-    /// The owner, in words.
-    pub owner: String,
-}
-
-impl Root {
-    /// As bytes.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(ROOT);
-        out.extend_from_slice(&MAGIC);
-        out.extend_from_slice(&VERSION.to_le_bytes());
-        out.extend_from_slice(&[KIND_ROOT, u8::from(self.ended)]);
-        out.extend_from_slice(&(WIDTH as u32).to_le_bytes());
-        out.extend_from_slice(&self.volume);
-        out.extend_from_slice(&self.session);
-        for number in [self.size, self.generation, self.fence] {
-            out.extend_from_slice(&number.to_le_bytes());
-        }
-        out.resize(OWNER_AT - 2, 0);
-        let owner = self.owner.floor_char_boundary(OWNER_MAX);
-        out.extend_from_slice(&(owner as u16).to_le_bytes());
-        out.extend_from_slice(&self.owner.as_bytes()[..owner]);
-        out.resize(ROOT_CRC_AT, 0);
-        out.extend_from_slice(&crc_fast::crc32_iscsi(&out).to_le_bytes());
-        out
-    }
-
-    /// Of bytes.
-    ///
-    /// # Errors
-    /// It is no root, or damaged.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Damage> {
-        let volume = if bytes.len() < HEAD { [0; 16] } else { array(bytes, 16) };
-        let kind = known(bytes, &volume)?;
-        let whole = bytes.len() == ROOT
-            && get4(bytes, ROOT_CRC_AT) == crc_fast::crc32_iscsi(&bytes[..ROOT_CRC_AT]);
-        if !whole || kind != KIND_ROOT || u64::from(get4(bytes, 12)) != WIDTH {
-            return Err(Damage::Damaged);
-        }
-        let len = usize::from(u16::from_le_bytes([bytes[OWNER_AT - 2], bytes[OWNER_AT - 1]]));
-        let owner = bytes.get(OWNER_AT..OWNER_AT + len.min(OWNER_MAX)).unwrap_or_default();
-        Ok(Self {
-            volume,
-            size: get8(bytes, 48),
-            generation: get8(bytes, 56),
-            session: array(bytes, 32),
-            fence: get8(bytes, 64),
-            ended: bytes[11] == 1,
-            owner: String::from_utf8_lossy(owner).into_owned(),
-        })
-    }
-}
-
 /// The ranges of the payloads of a part, in the whole object, in the order of their entries.
 pub fn payloads(entries: &[Entry]) -> impl Iterator<Item = (&Entry, Range<u32>)> {
     let mut at = (HEAD + entries.len() * ENTRY) as u32;
@@ -416,19 +380,20 @@ pub fn payloads(entries: &[Entry]) -> impl Iterator<Item = (&Entry, Range<u32>)>
     })
 }
 
-fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+/// Bytes from `at` on.
+pub fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);
     out
 }
 
 /// The number in eight bytes from `at` on.
-pub(super) fn get8(bytes: &[u8], at: usize) -> u64 {
+pub fn get8(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(array(bytes, at))
 }
 
 /// The number in four bytes from `at` on.
-pub(super) fn get4(bytes: &[u8], at: usize) -> u32 {
+pub fn get4(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(array(bytes, at))
 }
 
@@ -465,19 +430,6 @@ mod tests {
         let fence = fence(&SEED);
         assert_eq!(fence.len(), HEAD);
         assert_eq!(decode(&fence, &SEED.volume, SEED.slot), Ok(Object::Fence { session }));
-        let root = Root {
-            volume: [1; 16],
-            size: 1 << 40,
-            generation: 3,
-            session: [2; 16],
-            fence: 77,
-            ended: true,
-            owner: "v on host".into(),
-        };
-        assert_eq!(root.encode().len(), ROOT);
-        assert_eq!(Root::decode(&root.encode()), Ok(root.clone()));
-        let long = Root { owner: "ä".repeat(300), ..root };
-        assert_eq!(Root::decode(&long.encode()).unwrap().owner, "ä".repeat(128));
     }
 
     #[test]
@@ -495,24 +447,6 @@ mod tests {
         }
         assert_eq!(decode(&good, &[3; 16], SEED.slot), Err(Damage::Other));
         assert_eq!(decode(&good, &SEED.volume, 1), Err(Damage::Misplaced));
-        let root = Root {
-            volume: [1; 16],
-            size: 4096,
-            generation: 0,
-            session: [0; 16],
-            fence: 0,
-            ended: false,
-            owner: String::new(),
-        };
-        let good = root.encode();
-        for at in 0..ROOT {
-            let mut bad = good.clone();
-            bad[at] ^= 0x10;
-            assert!(Root::decode(&bad).is_err(), "byte {at}");
-        }
-        let mut newer = good;
-        newer[8] = 3;
-        assert_eq!(Root::decode(&newer), Err(Damage::Newer(3)));
     }
 
     #[test]
@@ -522,5 +456,29 @@ mod tests {
         assert_ne!(check, SEED.payload(6, Coding::Raw, b"abc"));
         assert_ne!(check, Seed { slot: 1, ..SEED }.payload(6, Coding::Lz4, b"abc"));
         assert_ne!(check, Seed { session: [3; 16], ..SEED }.payload(6, Coding::Lz4, b"abc"));
+    }
+
+    #[test]
+    fn a_piece_is_of_its_place_in_its_checkpoint() {
+        let of = Part { window: 7, part: 3, commits: true, before: 9 };
+        let units = [[1; ENTRY], [2; ENTRY]];
+        let good = piece(&SEED, of, &units);
+        assert_eq!(read_piece(&good, &SEED, of), Ok(&units[..]));
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 2;
+            assert!(read_piece(&bad, &SEED, of).is_err(), "byte {at}");
+        }
+        (0..good.len()).for_each(|len| assert!(read_piece(&good[..len], &SEED, of).is_err()));
+        for other in [
+            Part { window: 8, ..of },
+            Part { part: 4, ..of },
+            Part { commits: false, ..of },
+            Part { before: 8, ..of },
+        ] {
+            assert_eq!(read_piece(&good, &SEED, other), Err(Damage::Damaged));
+        }
+        assert!(read_piece(&good, &Seed { slot: 1, ..SEED }, of).is_err());
+        assert!(decode(&good, &SEED.volume, SEED.slot).is_err(), "it is no object of a chain");
     }
 }

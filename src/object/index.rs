@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Blocks of a leaf.
-const LEAF: u64 = 64;
+pub const LEAF: u64 = 64;
 /// Bytes that a leaf takes.
 const LEAF_BYTES: u64 = LEAF * size_of::<Option<Place>>() as u64;
 
@@ -17,7 +17,7 @@ const LEAF_BYTES: u64 = LEAF * size_of::<Option<Place>>() as u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Slot and offset; see [`place`].
-    at: u64,
+    pub at: u64,
     /// The payload's check word.
     pub check: u32,
     /// Bytes.
@@ -44,15 +44,10 @@ impl Place {
     pub fn offset(&self) -> u32 {
         self.at as u32 & ((1 << OFFSET_BITS) - 1)
     }
-
-    /// Both, as [`place`] has them.
-    pub fn number(&self) -> u64 {
-        self.at
-    }
 }
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Index {
     leaves: BTreeMap<u64, Box<[Option<Place>; LEAF as usize]>>,
     blocks: u64,
@@ -119,6 +114,34 @@ impl Index {
                 self.leaves.remove(&number);
             }
         }
+    }
+
+    /// The first leaf from the number `from` on: its number, and its blocks.
+    pub fn leaf(&self, from: u64) -> Option<(u64, &[Option<Place>; LEAF as usize])> {
+        self.leaves.range(from..).next().map(|(number, leaf)| (*number, &**leaf))
+    }
+
+    /// Puts a leaf, which a checkpoint has. Returns whether there was none of that number.
+    pub fn restore(&mut self, number: u64, places: [Option<Place>; LEAF as usize]) -> bool {
+        let there = places.iter().flatten();
+        self.live_bytes += there.clone().map(|place| u64::from(place.len)).sum::<u64>();
+        self.blocks += there.count() as u64;
+        self.leaves.insert(number, Box::new(places)).is_none()
+    }
+
+    /// The lost blocks, as ranges.
+    pub fn lost(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.lost.iter()
+    }
+
+    /// Notes lost blocks, which a checkpoint has.
+    pub fn restore_lost(&mut self, blocks: Range<u64>) {
+        self.lost.insert(blocks);
+    }
+
+    /// Notes the bytes of payloads in all windows before a checkpoint.
+    pub fn restore_stored(&mut self, bytes: u64) {
+        self.stored_bytes = bytes;
     }
 
     /// Whether the content of `block` is lost.

@@ -4,19 +4,18 @@
 //! is never passed over.
 
 use super::ahead::Ahead;
-use super::format::{
-    Damage, Entry, Identity, OWNER_MAX, Object, Root, Seed, Session, fence, payloads,
-};
-use super::index::Index;
+use super::contents::Contents;
+use super::format::{Damage, Identity, Object, Seed, fence};
 use super::probe::probe;
-use super::store::{BEAT, Failure, ROOT, Store, slot};
+use super::restoring::restore;
+use super::root::{OWNER_MAX, Root};
+use super::store::{BEAT, Failure, ROOT, Store, Tag, slot};
 use super::takeover::{Answer, Ask, Owned, Step, TakeOver};
+use super::window_end::WindowEnd;
 use super::{Adoption, Mark};
 use crate::error::{Error, Result};
 use crate::remedy;
 use rustix::rand::{GetRandomFlags, getrandom};
-use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,8 +39,7 @@ pub struct Wanted<'a> {
 /// A volume that is owned.
 pub struct Opened {
     pub(super) owned: Owned,
-    pub(super) index: Index,
-    pub(super) sessions: Sessions,
+    pub(super) contents: Contents,
 }
 
 /// A volume that is about to be taken over.
@@ -64,52 +62,6 @@ pub struct Newest {
     pub check: u32,
     /// What the log that made it said; `None`: it was made without a log.
     pub mark: Option<Mark>,
-}
-
-/// Where a part has the mark of a log: bytes of the object, and the check word.
-pub(super) type MarkAt = (Range<u32>, u32);
-
-/// The mark in a part, if it has one.
-pub(super) fn mark_at(entries: &[Entry]) -> Option<MarkAt> {
-    payloads(entries).find_map(|(entry, range)| match entry {
-        Entry::Mark { check, .. } => Some((range, *check)),
-        _ => None,
-    })
-}
-
-/// Reads the mark of the newest window.
-pub(super) fn newest(
-    store: &dyn Store,
-    volume: &Identity,
-    (slot, check, session, at): (u64, u32, Session, Option<MarkAt>),
-) -> Result<Newest> {
-    let Some((range, word)) = at else { return Ok(Newest { slot, check, mark: None }) };
-    let key = super::store::slot(slot);
-    let bytes = patiently(|| store.get_range(&key, u64::from(range.start)..u64::from(range.end)));
-    let bytes = bytes.map_err(|failure| Error::failure(failure.to_string()))?;
-    let seed = Seed { volume: *volume, session, slot };
-    let mark = Mark::decode(&bytes, &seed, word).map_err(|damage| {
-        bad(store, &key, damage, "restore that object from a copy of the store")
-    })?;
-    Ok(Newest { slot, check, mark: Some(mark) })
-}
-
-/// Which session made the objects from a slot on.
-#[derive(Debug, Default)]
-pub struct Sessions(BTreeMap<u64, Session>);
-
-impl Sessions {
-    /// The session of the object in `slot`.
-    pub fn of(&self, slot: u64) -> Session {
-        self.0.range(..=slot).next_back().map_or([0; 16], |(_, session)| *session)
-    }
-
-    /// From `slot` on it is this session.
-    pub fn begin(&mut self, slot: u64, session: Session) {
-        if self.of(slot) != session {
-            self.0.insert(slot, session);
-        }
-    }
 }
 
 /// A number that no other has.
@@ -144,6 +96,16 @@ pub(super) fn bad(store: &dyn Store, key: &str, damage: Damage, hint: &str) -> E
         Damage::Newer(_) => error.hint("use that version, or a newer one"),
         _ => error.hint(hint),
     }
+}
+
+/// Reads the mark of the newest window, of which this is the end.
+pub(super) fn newest(store: &dyn Store, volume: &Identity, end: &WindowEnd) -> Result<Newest> {
+    let mark = patiently(|| end.read_mark(store, volume))
+        .map_err(|failure| Error::failure(failure.to_string()))?
+        .map_err(|damage| {
+            bad(store, &slot(end.slot), damage, "restore that object from a copy of the store")
+        })?;
+    Ok(Newest { slot: end.slot, check: end.check, mark })
 }
 
 /// Asks a store that fails again, for [`PATIENCE`].
@@ -196,15 +158,7 @@ fn make(store: &dyn Store, wanted: &Wanted<'_>) -> Result<Root> {
         return Err(Error::usage(format!("{} has no volume yet", store.place()))
             .hint("give its size, like --size 1T"));
     };
-    let root = Root {
-        volume: unique()?,
-        size,
-        generation: 0,
-        session: [0; 16],
-        fence: 0,
-        ended: true,
-        owner: String::new(),
-    };
+    let root = Root::new(unique()?, size);
     probe(store)?;
     if patiently(|| store.get_range(&slot(0), 0..1)).is_ok() {
         let text = format!("{}/{ROOT} is gone, and the volume's objects are there", store.place());
@@ -252,8 +206,7 @@ fn take_over(
     (approve, progress): (&Approve<'_>, &dyn Fn(u64)),
 ) -> Result<Opened> {
     let mut machine = TakeOver::new(unique()?, owner.to_owned());
-    let (mut index, mut sessions, mut adoption) = Default::default();
-    let (mut read, mut last) = (0, None);
+    let mut adopted = Adopted::default();
     let mut ahead = Ahead::new(store, volume);
     let (mut failing, mut approved): (Option<Instant>, _) = (None, None);
     loop {
@@ -261,34 +214,25 @@ fn take_over(
             && approved != Some(slot)
         {
             // From here on the store is changed.
-            approve(last.clone().map(|last| newest(store, volume, last)).transpose()?)?;
+            let end = adopted.contents.end.as_ref();
+            approve(end.map(|end| newest(store, volume, end)).transpose()?)?;
             approved = Some(slot);
         }
-        let answer = answer(store, volume, (&machine, &mut ahead));
+        let answer = answer(store, volume, (&machine, &mut ahead), &mut adopted);
         match machine.hear(answer) {
             Step::Next => {}
             Step::Adopt(slot, object) => {
-                read += 1;
-                progress(read);
-                let of = if let Object::Part { session, check, entries, .. } = &object {
-                    Sessions::begin(&mut sessions, slot, *session);
-                    Some((slot, *check, *session, mark_at(entries)))
-                } else {
-                    None
-                };
-                let window = Adoption::take(&mut adoption, slot, object);
-                if !window.is_empty() {
-                    last = of;
-                }
-                Index::apply(&mut index, &window);
+                adopted.adopt(slot, object);
+                progress(adopted.read);
             }
             Step::Again => {
-                (index, sessions, adoption, last) = Default::default();
+                adopted = Adopted::default();
                 machine.again(unique()?);
             }
             Step::Owner(owned) => {
-                sessions.begin(owned.next, owned.root.session);
-                return Ok(Opened { owned, index, sessions });
+                let mut contents = adopted.contents;
+                contents.sessions.begin(owned.next, owned.root.session);
+                return Ok(Opened { owned, contents });
             }
             Step::Failed(failure) => {
                 let since = *failing.get_or_insert_with(Instant::now);
@@ -308,19 +252,50 @@ fn take_over(
     }
 }
 
+/// What a takeover has adopted so far.
+#[derive(Default)]
+struct Adopted {
+    contents: Contents,
+    adoption: Adoption,
+    /// Objects that were read.
+    read: u64,
+}
+
+impl Adopted {
+    fn adopt(&mut self, slot: u64, object: Object) {
+        self.read += 1;
+        let Object::Part { session, check, entries, .. } = &object else { return };
+        self.contents.sessions.begin(slot, *session);
+        let end = WindowEnd::new((slot, *check), *session, entries);
+        let window = self.adoption.take(slot, object);
+        if !window.is_empty() {
+            self.contents.apply(&window, end);
+        }
+    }
+}
+
+/// The root of `volume`, of which there was one.
+pub fn root_of(store: &dyn Store, volume: &Identity) -> std::result::Result<(Root, Tag), Failure> {
+    let (content, tag) = store.get(ROOT)?;
+    let root = Root::decode(&content).ok().filter(|root| root.volume == *volume);
+    Ok((root.ok_or(Failure::Changed)?, tag))
+}
+
 /// Asks the store what the machine wants to know.
 fn answer(
     store: &dyn Store,
     volume: &Identity,
     (machine, ahead): (&TakeOver, &mut Ahead<'_>),
+    adopted: &mut Adopted,
 ) -> Answer {
     match machine.ask() {
-        Ask::Root => Answer::Root(store.get(ROOT).and_then(|(content, tag)| {
-            // `open` has read a good one.
-            let decoded = Root::decode(&content).ok().filter(|root| root.volume == *volume);
-            let root = decoded.ok_or(Failure::Changed)?;
-            Ok((root, tag))
-        })),
+        Ask::Root => Answer::Root(root_of(store, volume)),
+        Ask::Checkpoint(checkpoint) => {
+            let restored = restore(store, volume, checkpoint);
+            Answer::Checkpoint(
+                restored.map(|contents| contents.map(|contents| adopted.contents = contents)),
+            )
+        }
         Ask::Object(number) => Answer::Object(ahead.look(number)),
         Ask::Fence(number) => {
             let seed = Seed { volume: *volume, session: machine.session(), slot: number };

@@ -36,6 +36,12 @@ pub enum Bug {
     AssumeSwapped = 14,
     /// A part counts whatever part it was made after.
     IgnoreBefore = 15,
+    /// An owner whose change of the root failed puts it in the place of another owner's.
+    ChangeAnothersRoot = 16,
+    /// A checkpoint is for a slot later than the one behind its last window.
+    CheckpointAhead = 17,
+    /// A checkpoint does not say whose parts count behind it.
+    CheckpointOfNone = 18,
 }
 
 crate::planted::plantable!(Bug, sim);

@@ -8,13 +8,14 @@
 //! the store; a log's window that is dropped leaves no part that commits it, in the store or on the
 //! way.
 
+use super::checkpoint::{Unit, write_rest};
+use super::contents::Contents;
 use super::format::{Entry, Part};
-use super::index::Index;
 use super::issuer::Issuer;
 use super::mark::Mark;
-use super::opening::Sessions;
 use super::store::Trouble;
 use super::window::{Draft, Had, Window, ending};
+use super::window_end::WindowEnd;
 use crate::media::Commit;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -46,6 +47,8 @@ struct Sealed {
     issued: u32,
     /// The slots of its parts, and what they say.
     parts: Vec<(u64, Vec<Entry>)>,
+    /// The last one of them so far.
+    end: Option<WindowEnd>,
     /// Whether no part comes behind `todo`.
     is_whole: bool,
 }
@@ -70,8 +73,7 @@ pub struct State {
     stage: Stage,
     /// Its last part, while that waits for the commit.
     last: Option<Draft>,
-    pub index: Index,
-    pub sessions: Sessions,
+    pub contents: Contents,
     issuer: Issuer,
     /// The latest trouble, and since when there is some.
     pub failing: Option<(Trouble, Instant)>,
@@ -81,7 +83,8 @@ pub struct State {
 
 impl State {
     /// That of an owner whose first slot is `first`.
-    pub fn new(index: Index, sessions: Sessions, first: u64) -> Self {
+    pub fn new(contents: Contents, first: u64) -> Self {
+        let contents = Contents { next: first, ..contents };
         Self {
             open: Window::default(),
             opened: None,
@@ -90,8 +93,7 @@ impl State {
             committed_windows: 0,
             stage: Stage::None,
             last: None,
-            index,
-            sessions,
+            contents,
             issuer: Issuer::new(first),
             failing: None,
             successor: None,
@@ -171,7 +173,8 @@ impl State {
     fn push(&mut self, window: Window, parts: Vec<Draft>, is_whole: bool) {
         let (window, number, todo) = (Arc::new(window), self.sealed_windows, parts.into());
         self.sealed_windows += 1;
-        let sealed = Sealed { window, number, todo, issued: 0, parts: Vec::new(), is_whole };
+        let sealed =
+            Sealed { window, number, todo, issued: 0, parts: Vec::new(), end: None, is_whole };
         self.sealed.push_back(sealed);
     }
 
@@ -197,13 +200,25 @@ impl State {
 
     /// A part of the window of this number is in the store. One of a window that was dropped only
     /// fills its slot.
-    pub fn sent(&mut self, window: u64, slot: u64, entries: Vec<Entry>) {
+    pub fn sent(&mut self, window: u64, end: WindowEnd, entries: Vec<Entry>) {
+        let slot = end.slot;
         self.issuer.created(slot);
         if let Some(sealed) = self.sealed.iter_mut().find(|sealed| sealed.number == window) {
             sealed.parts.push((slot, entries));
+            if sealed.end.as_ref().is_none_or(|last| last.slot < slot) {
+                sealed.end = Some(end);
+            }
         }
         self.failing = None;
         self.commit();
+    }
+
+    /// The slot from which on a checkpoint of now would have the chain walked, and what of its
+    /// contents is no block.
+    pub fn checkpoint(&self) -> (u64, Vec<Unit>) {
+        let mut units = Vec::new();
+        write_rest(&self.contents, &mut units);
+        (self.contents.next, units)
     }
 
     /// Commits the sealed windows whose parts are all durable.
@@ -216,7 +231,9 @@ impl State {
         {
             let Some(mut done) = self.sealed.pop_front() else { return };
             done.parts.sort_unstable_by_key(|(slot, _)| *slot);
-            self.index.apply(&done.parts);
+            if let Some(end) = done.end {
+                self.contents.apply(&done.parts, end);
+            }
             self.committed_windows += 1;
         }
     }
@@ -279,7 +296,7 @@ mod tests {
     type Sent = (u64, u64, Vec<Entry>, bool);
 
     fn state() -> State {
-        State::new(Index::default(), Sessions::default(), 16)
+        State::new(Contents::default(), 16)
     }
 
     fn write(state: &mut State, block: u64, byte: u8) {
@@ -300,7 +317,8 @@ mod tests {
 
     fn land(state: &mut State, parts: Vec<Sent>) {
         for (window, slot, entries, _) in parts {
-            state.sent(window, slot, entries);
+            let end = WindowEnd::new((slot, 7), [2; 16], &entries);
+            state.sent(window, end, entries);
         }
     }
 
@@ -322,15 +340,15 @@ mod tests {
         assert!(!state.commit_window(&commit()));
         let parts = send(&mut state);
         assert!(matches!(&parts[..], [(0, 16, entries, true)] if entries.len() == 3), "{parts:?}");
-        assert!(!state.commit_window(&commit()) && state.index.get(1).is_none());
+        assert!(!state.commit_window(&commit()) && state.contents.index.get(1).is_none());
         land(&mut state, parts);
         // Asked again, it is the same commit.
         assert!(state.commit_window(&commit()) && state.commit_window(&commit()));
         assert_eq!(
-            (state.stage(), state.windows(), state.index.lost_blocks()),
+            (state.stage(), state.windows(), state.contents.index.lost_blocks()),
             (Stage::None, 1, 2)
         );
-        assert!(state.index.get(1).is_some());
+        assert!(state.contents.index.get(1).is_some());
     }
 
     #[test]
@@ -354,8 +372,11 @@ mod tests {
         assert!(!state.commit_window(&Commit::default()), "slots before it are not there");
         land(&mut state, dropped);
         assert!(state.commit_window(&Commit::default()));
-        assert_eq!((state.index.blocks(), state.windows(), state.durable_slot()), (1, 1, 19));
-        assert_eq!(state.index.get(3).map(|place| place.slot()), Some(18));
+        assert_eq!(
+            (state.contents.index.blocks(), state.windows(), state.durable_slot()),
+            (1, 1, 19)
+        );
+        assert_eq!(state.contents.index.get(3).map(|place| place.slot()), Some(18));
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! How a session becomes the owner of a chain. Pure: answers of the store in, the next question
 //! out.
 //!
-//! A session reads the root, walks the chain from its first slot, creates its fence in the first
-//! slot without an object, reads what is there, and swaps the root as it was before the walk. From
-//! then on it is the owner, and continues [`WIDTH`] slots behind its fence.
+//! A session reads the root, and its checkpoint; walks the chain from there, or from its first
+//! slot; creates its fence in the first slot without an object, reads what is there, and swaps the
+//! root as it was before the walk. From then on it is the owner, and continues [`WIDTH`] slots
+//! behind its fence.
 //!
 //! Invariants:
 //! - Nothing is served or written before the swap is confirmed.
@@ -11,9 +12,12 @@
 //! - A takeover that loses begins again as another session, so that its own earlier fence is that
 //!   of another. Fences stay.
 //! - A part is of the session whose fence came last; any other is damage.
+//! - A checkpoint is an abbreviation: one that can't be read costs the walk before it, unless the
+//!   root has another by then.
 
-use super::format::{Damage, Object, Root, Session, WIDTH};
+use super::format::{Damage, Object, Session, WIDTH};
 use super::planted::{Bug, on};
+use super::root::{Checkpoint, Root};
 use super::store::{Failure, Tag};
 
 /// What the store is asked next.
@@ -21,6 +25,8 @@ use super::store::{Failure, Tag};
 pub enum Ask {
     /// Read the root: [`Answer::Root`].
     Root,
+    /// Read this checkpoint: [`Answer::Checkpoint`].
+    Checkpoint(Checkpoint),
     /// Read the object in this slot: [`Answer::Object`].
     Object(u64),
     /// Create this session's fence in this slot: [`Answer::Created`].
@@ -34,6 +40,8 @@ pub enum Ask {
 pub enum Answer {
     /// The root, with its tag.
     Root(Result<(Root, Tag), Failure>),
+    /// Whether what was adopted is now what the checkpoint has.
+    Checkpoint(Result<Result<(), Damage>, Failure>),
     /// The head and table of the object.
     Object(Result<Result<Object, Damage>, Failure>),
     /// Whether the fence was created.
@@ -73,6 +81,7 @@ pub struct Owned {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
     Begin,
+    Restore,
     Walk,
     /// What a mistake does ([`Bug::FenceAboveHole`]): looks behind a free slot.
     Probe,
@@ -95,13 +104,15 @@ pub struct TakeOver {
     slot: u64,
     /// The session whose parts count here.
     in_force: Option<Session>,
+    /// A checkpoint that can't be read.
+    unreadable: Option<Checkpoint>,
 }
 
 impl TakeOver {
     /// Of a session that is new, whose owner is called `owner`.
     pub fn new(session: Session, owner: String) -> Self {
         let (state, root) = (State::Begin, None);
-        Self { session, owner, state, root, slot: 0, in_force: None }
+        Self { session, owner, state, root, slot: 0, in_force: None, unreadable: None }
     }
 
     /// The session.
@@ -112,12 +123,16 @@ impl TakeOver {
     /// Begins again, as another session.
     pub fn again(&mut self, session: Session) {
         let session = if on(Bug::KeepSession) { self.session } else { session };
-        *self = Self::new(session, std::mem::take(&mut self.owner));
+        let unreadable = self.unreadable;
+        *self = Self { unreadable, ..Self::new(session, std::mem::take(&mut self.owner)) };
     }
 
     /// What to ask now.
     pub fn ask(&self) -> Ask {
         match (&self.state, &self.root) {
+            (State::Restore, Some((Root { checkpoint: Some(checkpoint), .. }, _))) => {
+                Ask::Checkpoint(*checkpoint)
+            }
             (State::Walk | State::Look, _) => Ask::Object(self.slot),
             (State::Probe, _) => Ask::Object(self.slot + 1),
             (State::Fence, _) => Ask::Fence(self.slot),
@@ -142,7 +157,19 @@ impl TakeOver {
     pub fn hear(&mut self, answer: Answer) -> Step {
         match (self.state.clone(), answer) {
             (State::Begin, Answer::Root(Ok(root))) => {
-                (self.root, self.state) = (Some(root), State::Walk);
+                let checkpoint = root.0.checkpoint;
+                let restores = checkpoint.is_some() && checkpoint != self.unreadable;
+                self.state = if restores { State::Restore } else { State::Walk };
+                self.root = Some(root);
+                Step::Next
+            }
+            (State::Restore, Answer::Checkpoint(Ok(restored))) => {
+                self.restored(restored.is_ok());
+                Step::Next
+            }
+            // It has gone, or the root has another by now.
+            (State::Restore, Answer::Checkpoint(Err(Failure::Missing))) => {
+                self.restored(false);
                 Step::Next
             }
             (State::Walk, Answer::Object(found)) => self.walk(found),
@@ -176,9 +203,26 @@ impl TakeOver {
                 Step::Failed(failure)
             }
             (State::Settle, Answer::Root(Ok((now, tag)))) => self.settle(now, tag),
-            (_, Answer::Root(Err(failure)) | Answer::Object(Err(failure))) => Step::Failed(failure),
+            (
+                _,
+                Answer::Root(Err(failure))
+                | Answer::Object(Err(failure))
+                | Answer::Checkpoint(Err(failure)),
+            ) => Step::Failed(failure),
             // An answer to another question.
             _ => Step::Next,
+        }
+    }
+
+    fn restored(&mut self, done: bool) {
+        let checkpoint = self.root.as_ref().and_then(|(root, _)| root.checkpoint);
+        match checkpoint {
+            Some(checkpoint) if done => {
+                self.slot = checkpoint.slot;
+                self.in_force = Some(checkpoint.session).filter(|_| !on(Bug::CheckpointOfNone));
+                self.state = State::Walk;
+            }
+            unreadable => (self.unreadable, self.state) = (unreadable, State::Begin),
         }
     }
 

@@ -3,16 +3,18 @@
 //! Invariants: parts get slots in the order of their windows; an object that may be in the store is
 //! sent again only with the same content; a drive that has a successor sends nothing more.
 
-use super::Root;
 use super::ahead::look;
+use super::change::{Changed, RootChange, What};
 use super::format::{Identity, OFFSET_BITS, Object, Part, Seed, Session, check_of, part};
 use super::index::place;
 use super::issuer::{Taken, judge};
-use super::opening::Opened;
+use super::opening::{Opened, root_of};
+use super::root::Root;
 use super::state::State;
 use super::store::{BEAT, Failure, ROOT, Store, Trouble, slot};
-use super::takeover::Owned;
+use super::takeover::{Answer, Ask, Owned};
 use super::window::Draft;
+use super::window_end::WindowEnd;
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result as Checked};
 use crate::stats::ObjectStats;
@@ -29,8 +31,6 @@ const AGE: Duration = Duration::from_secs(5);
 const BEATS: Duration = Duration::from_secs(10);
 /// Shortest and longest pause before a store that fails is asked again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(5));
-/// How often a change of the root is tried.
-const SWAPS: u32 = 3;
 /// Longest wait before a look at what has changed.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -79,8 +79,8 @@ struct Job {
 
 impl Shared {
     pub fn new(store: Arc<dyn Store>, opened: Opened, owner: String) -> Self {
-        let Opened { owned, index, sessions } = opened;
-        let state = State::new(index, sessions, owned.next);
+        let Opened { owned, contents } = opened;
+        let state = State::new(contents, owned.next);
         Self {
             store,
             volume: owned.root.volume,
@@ -118,11 +118,29 @@ impl Shared {
         self.stop.load(Ordering::Acquire)
     }
 
+    /// Whether nothing more is to be sent.
+    pub fn ends(&self) -> bool {
+        self.stops() || self.is_over()
+    }
+
+    /// Waits, at most so long, until the drive stops, or something else has changed.
+    pub fn pause(&self, most: Duration) {
+        let until = Instant::now() + most;
+        let mut state = self.state.lock();
+        while !self.stops() && !self.changed.wait_until(&mut state, until).timed_out() {}
+    }
+
+    /// Counts a request that sends `bytes`.
+    pub fn note_sent(&self, bytes: usize) {
+        self.sent_objects.fetch_add(1, Ordering::Relaxed);
+        self.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
     /// Tells the store that this owner has ended. Best effort: without it, the next owner waits
     /// until there were no signs of life for a while.
     pub fn give_up(&self) {
         if !self.is_over() {
-            let _ = self.swap(|root| Root { ended: true, ..root });
+            let _ = self.change(What::End);
         }
     }
 
@@ -136,15 +154,14 @@ impl Shared {
             return Err(Error::usage(format!("size {size} is less than the {now} bytes it has"))
                 .hint("sizes grow, never shrink"));
         }
-        match self.swap(|root| Root { size, ..root }) {
-            Ok(()) => {
+        match self.change(What::Grow(size)) {
+            Ok(_) => {
                 self.size.store(size, Ordering::Release);
                 Ok(())
             }
             Err(failure) => {
-                match failure {
-                    Failure::Changed => self.find_successor(),
-                    _ => self.note_failure(&failure),
+                if failure != Failure::Changed {
+                    self.note_failure(&failure);
                 }
                 let place = self.store.place();
                 Err(Error::failure(format!("cannot change the size in {place}: {failure}")))
@@ -152,34 +169,39 @@ impl Shared {
         }
     }
 
-    /// Swaps the root for a changed one. An answer that was lost is settled by reading: this
-    /// owner's own swap may have been done, now or before.
+    /// Changes the root, and returns it.
     ///
     /// # Errors
     /// [`Failure::Changed`]: the root is another owner's. Or the store fails.
-    fn swap(&self, change: impl Fn(Root) -> Root) -> Result<(), Failure> {
+    pub fn change(&self, what: What) -> Result<Root, Failure> {
         let mut owned = self.owned.lock();
-        let mut failed = Failure::Changed;
-        for _ in 0..SWAPS {
-            let before = owned.root.clone();
-            let root = change(Root { generation: before.generation + 1, ..before });
-            match self.store.swap(ROOT, &root.encode(), &owned.tag) {
-                Ok(tag) => {
-                    (owned.root, owned.tag) = (root, tag);
-                    return Ok(());
+        let mut change = RootChange::new(what, (owned.root.clone(), owned.tag.clone()));
+        loop {
+            let answer = match change.ask() {
+                Ask::Swap(root, tag) => {
+                    Answer::Swapped(self.store.swap(ROOT, &root.encode(), &tag))
                 }
-                Err(failure) => failed = failure,
-            }
-            let (content, tag) = self.store.get(ROOT)?;
-            let found = Root::decode(&content).ok().filter(|found| found.session == self.session);
-            let Some(found) = found else { return Err(Failure::Changed) };
-            let done = found == root;
-            (owned.root, owned.tag) = (found, tag);
-            if done {
-                return Ok(());
+                _ => Answer::Root(root_of(&*self.store, &self.volume)),
+            };
+            match change.hear(answer) {
+                Changed::Next => {}
+                Changed::Done(root, tag) => {
+                    (owned.root, owned.tag) = (*root, tag);
+                    return Ok(owned.root.clone());
+                }
+                Changed::Over => {
+                    drop(owned);
+                    self.find_successor();
+                    return Err(Failure::Changed);
+                }
+                Changed::Failed(failure) => return Err(failure),
             }
         }
-        Err(failed)
+    }
+
+    /// The root as this owner has left it.
+    pub fn root(&self) -> Root {
+        self.owned.lock().root.clone()
     }
 
     /// Counters, now.
@@ -194,12 +216,13 @@ impl Shared {
             damaged_object: Some(damaged >> OFFSET_BITS).filter(|_| damaged != 0).map(slot),
             next_slot: state.next_slot(),
             durable_slot: state.durable_slot(),
-            blocks: state.index.blocks(),
-            live_bytes: state.index.live_bytes(),
-            stored_bytes: state.index.stored_bytes(),
-            index_bytes: state.index.memory_bytes(),
+            blocks: state.contents.index.blocks(),
+            live_bytes: state.contents.index.live_bytes(),
+            stored_bytes: state.contents.index.stored_bytes(),
+            index_bytes: state.contents.index.memory_bytes(),
             waiting_bytes: state.waiting_bytes() as u64,
-            lost_blocks: state.index.lost_blocks(),
+            lost_blocks: state.contents.index.lost_blocks(),
+            walk_objects: state.contents.since.objects,
             windows: state.windows(),
             sent_objects: self.sent_objects.load(Ordering::Relaxed),
             sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
@@ -251,8 +274,7 @@ impl Shared {
     fn send(&self, job: Job) {
         let mut pause = PAUSES.0;
         while !self.stops() {
-            self.sent_objects.fetch_add(1, Ordering::Relaxed);
-            self.sent_bytes.fetch_add(job.content.len() as u64, Ordering::Relaxed);
+            self.note_sent(job.content.len());
             let done = match self.store.create(&slot(job.slot), &job.content) {
                 Ok(()) => Ok(true),
                 Err(Failure::Exists) => self.is_ours(&job),
@@ -286,16 +308,17 @@ impl Shared {
 
     fn sent(&self, job: Job) {
         let Job { slot, window, object, .. } = job;
-        let Object::Part { entries, .. } = object else { return };
+        let Object::Part { session, check, entries, .. } = object else { return };
+        let end = WindowEnd::new((slot, check), session, &entries);
         let mut state = self.state.lock();
-        state.sent(window, slot, entries);
+        state.sent(window, end, entries);
         self.changed.notify_all();
     }
 
     fn find_successor(&self) {
-        let root = self.store.get(ROOT).ok().and_then(|(content, _)| Root::decode(&content).ok());
-        let other = root.filter(|root| root.session != self.session);
-        self.succeeded(other.map_or_else(|| "another owner".to_owned(), |root| root.owner));
+        let root = root_of(&*self.store, &self.volume).ok();
+        let other = root.filter(|(root, _)| root.session != self.session);
+        self.succeeded(other.map_or_else(|| "another owner".to_owned(), |(root, _)| root.owner));
     }
 
     fn succeeded(&self, by: String) {
@@ -306,14 +329,9 @@ impl Shared {
 
     /// Gives a sign of life, and looks whether the volume has another owner.
     fn beat(&self) {
-        match self.store.get(ROOT) {
-            Ok((content, _)) => {
-                let root = Root::decode(&content).ok();
-                let other = root.filter(|root| root.session != self.session);
-                if let Some(other) = other {
-                    return self.succeeded(other.owner);
-                }
-            }
+        match root_of(&*self.store, &self.volume) {
+            Ok((root, _)) if root.session != self.session => return self.succeeded(root.owner),
+            Ok(_) => {}
             Err(failure) => return self.note_failure(&failure),
         }
         match self.store.put(BEAT, self.owner.as_bytes()) {

@@ -44,6 +44,10 @@ pub struct ObjectStats {
         next_slot: u64 = count "next slot";
         /// The first slot whose object is not in the store yet.
         durable_slot: u64 = count "first slot not in the store";
+        /// Objects behind the newest checkpoint: the next owner reads each of them.
+        #[serde(default)]
+        walk_objects: u64 = count "objects since the checkpoint"
+            => gauge "ztier_object_walk_objects" "Objects that the next owner reads one by one.";
         /// Windows that this daemon has committed.
         windows: u64 = count "windows committed"
             => counter "ztier_object_windows_total" "Windows committed to the store.";

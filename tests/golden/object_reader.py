@@ -15,6 +15,10 @@ for each range of lost blocks
 
     lost FIRST COUNT
 
+for a checkpoint, if the store has one, which it compares with the chain
+
+    checkpoint SLOT
+
 and writes these blocks, in order, to the file CONTENTS. `skipped` behind a number: no `zstd`
 program is here to decode it, and zeros are written.
 """
@@ -36,12 +40,12 @@ def check(seed, number, data):
 
 
 class Object:
-    """A fence or a part, in a slot of a volume."""
+    """A fence or a part in a slot of a volume, or a piece of a checkpoint of that slot."""
 
-    def __init__(self, data, volume, slot):
+    def __init__(self, data, volume, slot, units=None):
         head = data[:HEAD]
-        need(head[:8] == b"ztierOBJ" and le(head, 8, 2) in (1, 2), f"slot {slot} has no object")
-        self.session = head[32:48]
+        need(head[:8] == b"ztierOBJ" and le(head, 8, 2) in (1, 2, 3), f"slot {slot} has no object")
+        self.slot, self.session = slot, head[32:48]
         self.seed = head[16:48] + struct.pack("<Q", slot)
         need(head[16:32] == volume and le(head, 48, 8) == slot, f"slot {slot} has another's object")
         self.check = le(head, 76, 4)
@@ -52,19 +56,24 @@ class Object:
         self.before = le(head, 72, 4)
         if self.is_fence:
             return
-        need(head[10] == 1 and le(head, 64, 4) == len(data), f"slot {slot} is no part")
+        kind = 1 if units is None else 4
+        need(head[10] == kind and le(head, 64, 4) == len(data), f"slot {slot} is no part")
         end = HEAD + le(head, 12, 4) * ENTRY
         table = data[HEAD:end]
         need(le(head, 68, 4) == check(self.seed, 2**64 - 1, table), f"entries of {slot} are damaged")
+        if units is not None:
+            need(end == len(data), "a piece has something behind its units")
+            units.extend(struct.iter_unpack("<QQ", table))
+            return
         self.entries = []
         for at in range(0, len(table), ENTRY):
             block, length, coding, word = struct.unpack("<QHBxI", table[at:at + ENTRY])
-            self.entries.append((block, coding, word, data[end:end + length]))
+            self.entries.append((block, coding, word, data[end:end + length], end))
             end += length
         need(end == len(data), f"payloads of {slot} are damaged")
 
     def apply(self, blocks):
-        for block, coding, word, payload in self.entries:
+        for block, coding, word, payload, _ in self.entries:
             if coding == MARK:
                 need(check(self.seed, 2**64 - 3, payload) == word, "a mark is damaged")
                 print("mark", payload[:16].hex(), *struct.unpack("<5Q", payload[16:]))
@@ -77,6 +86,17 @@ class Object:
                 continue
             need(check(self.seed, block * 256 + coding, payload) == word, f"block {block} is damaged")
             blocks[block] = decode(coding, payload)
+
+    def place(self, places):
+        """Notes in which slot, and where there, each block is."""
+        for block, coding, word, payload, at in self.entries:
+            if coding in (ZEROS, LOST):
+                for number in [n for n in places if block <= n < block + word]:
+                    del places[number]
+                if coding == LOST:
+                    places.update({n: "lost" for n in range(block, block + word)})
+            elif coding != MARK:
+                places[block] = (self.slot << 24 | at, word, len(payload), coding)
 
 
 def decode(coding, payload):
@@ -94,7 +114,69 @@ def root(data):
     need(len(data) == 512 and data[:8] == b"ztierOBJ" and data[10] == 3, "there is no root")
     need(le(data, 508, 4) == crc32c(data[:508]), "the root is damaged")
     need(le(data, 12, 4) == WIDTH, "the root has another width")
-    return data[16:32], le(data, 48, 8)
+    generation, slot, session, pieces, last = struct.unpack("<QQ16sII", data[384:424])
+    checkpoint = (generation, slot, session, pieces, last) if pieces else None
+    return data[16:32], le(data, 48, 8), checkpoint
+
+
+def restored(index, volume, checkpoint):
+    """Where a checkpoint has the blocks, the bytes of all payloads, the sessions, and the end of
+    the newest window."""
+    generation, slot, session, pieces, last = checkpoint
+    units, before = [], 0
+    for number in range(pieces):
+        data = (index / f"{generation:016x}.{number:04x}").read_bytes()
+        piece = Object(data, volume, slot, units)
+        place = (piece.session, piece.window, piece.part, piece.before, piece.commits)
+        need(place == (session, generation, number, before, number == pieces - 1), "another piece")
+        before = piece.check
+    need(before == last, "the last piece is another")
+    places, sessions, stored, end = {}, [], None, None
+    units = iter(units)
+    for first, word in units:
+        kind, first = first >> 56, first & (1 << 56) - 1
+        need(1 <= kind <= 5, f"there is no unit {kind}")
+        if kind == 1:
+            for bit in (bit for bit in range(64) if word >> bit & 1):
+                at, more = next(units)
+                place = (at, more & 0xffffffff, more >> 32 & 0xffff, more >> 48)
+                places[first * 64 + bit] = place
+        elif kind == 2:
+            places.update({n: "lost" for n in range(first, first + word)})
+        elif kind == 3:
+            sessions.append((first, struct.pack("<QQ", *next(units))))
+        elif kind == 4:
+            session = struct.pack("<QQ", *next(units))
+            end = (first, word & 0xffffffff, session, word >> 32, next(units))
+        else:
+            stored = word
+    return places, stored, sessions, end
+
+
+def compare(directory, volume, checkpoint, found):
+    """The checkpoint, and the windows behind it, must make what all windows make."""
+    whole, stored, last = {}, 0, None
+    places, *rest = restored(directory / "index", volume, checkpoint)
+    slot = checkpoint[1]
+    for parts in found:
+        end = parts[-1]
+        need(end.slot < slot or parts[0].slot >= slot, "the checkpoint divides a window")
+        for part in parts:
+            part.place(whole)
+            if end.slot >= slot:
+                part.place(places)
+        if end.slot < slot:
+            stored += sum(len(payload) for part in parts
+                          for _, coding, _, payload, _ in part.entries if coding != MARK)
+            marks = [(word, (at, at + len(payload)))
+                     for _, coding, word, payload, at in end.entries if coding == MARK]
+            last = (end.slot, end.check, end.session, *(marks or [(0, (0, 0))])[0])
+    need(places == whole, "the checkpoint has other blocks")
+    need(rest[0] == stored and rest[2] == last, "the checkpoint has another newest window")
+    for part in (part for parts in found for part in parts if part.slot < slot):
+        session = [session for slot, session in rest[1] if slot <= part.slot][-1]
+        need(session == part.session, f"the checkpoint has another session for slot {part.slot}")
+    print("checkpoint", slot)
 
 
 def windows(chain, volume):
@@ -120,11 +202,12 @@ def windows(chain, volume):
 
 def main():
     directory = Path(sys.argv[1])
-    volume, size = root((directory / "root").read_bytes())
-    blocks = {}
-    for parts in windows(directory / "chain", volume):
-        for part in parts:
-            part.apply(blocks)
+    volume, size, checkpoint = root((directory / "root").read_bytes())
+    blocks, found = {}, list(windows(directory / "chain", volume))
+    for part in (part for parts in found for part in parts):
+        part.apply(blocks)
+    if checkpoint:
+        compare(directory, volume, checkpoint, found)
     print("volume", size)
     with open(sys.argv[2], "wb") as contents:
         for number, data in sorted(blocks.items()):

@@ -3,7 +3,9 @@
 
 use super::disk::Disk;
 use super::place::content;
-use super::sandbox::{Done, Sandbox};
+use super::sandbox::{Done, Sandbox, eventually};
+use super::shell::ok;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -61,12 +63,62 @@ impl Stored {
         self.stats(host)["object"].clone()
     }
 
+    /// Waits until most of the chain is in a checkpoint.
+    pub fn await_checkpoint(&self, host: usize) {
+        let made = || self.counted(host)["walk_objects"].as_u64().unwrap() < 64;
+        eventually("a checkpoint", made);
+    }
+
+    /// Pieces of checkpoints.
+    pub fn pieces(&self) -> Vec<PathBuf> {
+        let found = fs::read_dir(self.dir.join("index")).unwrap();
+        found.map(|entry| entry.unwrap().path()).collect()
+    }
+
     pub fn objects(&self) -> Vec<PathBuf> {
         let found = fs::read_dir(self.dir.join("chain")).unwrap();
         let mut found: Vec<_> = found.map(|entry| entry.unwrap().path()).collect();
         found.sort();
         found
     }
+}
+
+/// What a reader finds in a store.
+pub struct Told {
+    pub size: u64,
+    /// The blocks that are not zeros.
+    pub blocks: BTreeMap<u64, Vec<u8>>,
+    /// How many windows were made by logs.
+    pub marks: usize,
+    /// The slot of the newest checkpoint.
+    pub checkpoint: Option<u64>,
+}
+
+/// What a reader written from `docs/object-format.md` alone finds in a store.
+pub fn read_independently(dir: &Path) -> Told {
+    let reader = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/object_reader.py");
+    let out = tempfile::tempdir().unwrap();
+    let contents = out.path().join("contents");
+    // -B: no compiled module beside the sources.
+    let args = ["-B", reader, dir.to_str().unwrap(), contents.to_str().unwrap()];
+    let printed = ok(60, "python3", &args);
+    let contents = fs::read(contents).unwrap();
+    let mut contents = contents.chunks_exact(4096);
+    let mut told = Told { size: 0, blocks: BTreeMap::new(), marks: 0, checkpoint: None };
+    for line in printed.lines() {
+        match line.split(' ').collect::<Vec<_>>()[..] {
+            ["volume", bytes] => told.size = bytes.parse().unwrap(),
+            ["mark", _, _, _, _, _, "0"] => told.marks += 1,
+            ["checkpoint", slot] => told.checkpoint = Some(slot.parse().unwrap()),
+            ["block", number] => {
+                let content = contents.next().unwrap().to_vec();
+                told.blocks.insert(number.parse().unwrap(), content);
+            }
+            _ => panic!("{line}"),
+        }
+    }
+    assert!(contents.next().is_none());
+    told
 }
 
 /// Copies a directory.

@@ -157,7 +157,7 @@ pub fn main() -> ExitCode {
 fn chain_runs(jobs: usize, options: &Chain, bug: Option<&str>) -> Result<String, String> {
     let Chain { runs, from, bugs } = *options;
     let range = |usual| from..from.saturating_add(runs.unwrap_or(usual));
-    if bugs { chain::bugs(jobs, &range(20_000)) } else { chain::hunt(jobs, range(50_000), bug) }
+    if bugs { chain::bugs(jobs, &range(60_000)) } else { chain::hunt(jobs, range(50_000), bug) }
 }
 
 fn finish(result: Result<String, String>, began: Instant) -> ExitCode {

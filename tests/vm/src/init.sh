@@ -11,7 +11,16 @@ $b mount -t tmpfs shm /dev/shm
 for module in /boot/modules/*.ko; do $b insmod "$module"; done
 name=
 for word in $($b cat /proc/cmdline); do
-    case $word in root=*) name=${word#root=} ;; esac
+    case $word in
+    root=*) name=${word#root=} ;;
+    # The kernel replaces instructions of its own when the first group is made: best before the agent
+    # is up (Setup::boot).
+    cgroups)
+        $b mount -t cgroup2 none /sys/fs/cgroup
+        echo +memory >/sys/fs/cgroup/cgroup.subtree_control
+        $b mkdir /sys/fs/cgroup/first && $b rmdir /sys/fs/cgroup/first
+        ;;
+    esac
 done
 for disk in /sys/block/vd*; do
     [ -e "$disk/serial" ] && $b ln -s "/dev/${disk##*/}" "/disk/$($b cat "$disk/serial")"

@@ -147,6 +147,12 @@ impl Setup {
         self
     }
 
+    /// Mounts control groups, with a limit on memory.
+    #[must_use]
+    pub fn cgroups(self) -> Self {
+        self.append("cgroups")
+    }
+
     /// Lets the machine reboot, instead of ending then.
     #[must_use]
     pub fn reboots(mut self) -> Self {

@@ -76,13 +76,12 @@ fn end(machine: &Machine, load: Task) {
 fn blocks_of_freed_slots_are_dropped() {
     let programs = ["ztier", "ztier-vm-pressure"];
     let Some((lab, _turn)) = lab_of(Flavour::Full, &programs) else { return };
-    let machine = setup(&lab).memory(512).boot().unwrap();
+    let machine = setup(&lab).memory(512).cgroups().boot().unwrap();
     let group = u64::from(EACH) * PROGRAMS as u64 / 3;
     ok(
         &machine,
         &format!(
-            "modprobe ublk_drv && mount -t cgroup2 none /sys/fs/cgroup && \
-             echo +memory >/sys/fs/cgroup/cgroup.subtree_control && \
+            "modprobe ublk_drv && \
              mkdir /sys/fs/cgroup/load && echo {group}M >/sys/fs/cgroup/load/memory.max && \
              ztier doctor | grep 'freed swap slots  *yes' && \
              ztier up v --size 256M --export ublk && ztier swapon v"

@@ -99,16 +99,15 @@ done
 kill -9 $pid; sleep 0.3"#;
 
 /// Makes more of a file in memory go to swap than stays in memory.
-const FILL: &str = "mount -t cgroup2 none /sys/fs/cgroup
-echo +memory >/sys/fs/cgroup/cgroup.subtree_control
-mkdir /sys/fs/cgroup/little && echo 16M >/sys/fs/cgroup/little/memory.max || exit 1
+const FILL: &str =
+    "mkdir /sys/fs/cgroup/little && echo 16M >/sys/fs/cgroup/little/memory.max || exit 1
 (echo 0 >/sys/fs/cgroup/little/cgroup.procs; head -c 30000000 /dev/urandom >/mnt/a) || exit 2
 awk '/ublk/ { used = $4 } END { exit !(used > 8192) }' /proc/swaps";
 
 #[test]
 fn by_force_a_dead_daemon_s_device_goes_whatever_holds_it() {
     let Some((lab, _turn)) = lab() else { return };
-    let machine = setup(&lab).memory(768).boot().unwrap();
+    let machine = setup(&lab).memory(768).cgroups().boot().unwrap();
     ok(&machine, "modprobe ublk_drv");
     let mounted = "ztier up u --size 64M --export ublk && mkfs.ext4 -q /dev/ztier/u && \
                    mount /dev/ztier/u /mnt && head -c 9000000 /dev/urandom >/mnt/a";

@@ -6,6 +6,7 @@
 
 mod run;
 
+mod checkpointer;
 mod owner;
 mod process;
 
@@ -83,7 +84,8 @@ pub fn hunt(jobs: usize, range: Range<u64>, bug: Option<&str>) -> Result<String,
     let Some((seed, trouble)) = failure else {
         return Ok(format!(
             "{runs} runs, {} takeovers ({} began again), {} windows, {} flushes acknowledged, {} \
-             owners fenced, {} deaths, {} lost answers, {} late requests, {} copies",
+             owners fenced, {} deaths, {} lost answers, {} late requests, {} copies, {} \
+             checkpoints, {} of which takeovers began with",
             stats.takeovers,
             stats.again,
             stats.windows,
@@ -93,6 +95,8 @@ pub fn hunt(jobs: usize, range: Range<u64>, bug: Option<&str>) -> Result<String,
             stats.lost,
             stats.late,
             stats.copies,
+            stats.checkpoints,
+            stats.restored,
         ));
     };
     let trace = run::run(seed, true).trace;
@@ -124,7 +128,7 @@ mod planted {
     use std::ops::Range;
     use ztier::object::planted::{Bug, plant as set};
 
-    const BUGS: [Bug; 15] = [
+    const BUGS: [Bug; 18] = [
         Bug::TryNextSlot,
         Bug::DurableWithHole,
         Bug::FenceAboveHole,
@@ -140,6 +144,9 @@ mod planted {
         Bug::IgnoreFence,
         Bug::AssumeSwapped,
         Bug::IgnoreBefore,
+        Bug::ChangeAnothersRoot,
+        Bug::CheckpointAhead,
+        Bug::CheckpointOfNone,
     ];
 
     /// Plants a bug by its name.
@@ -200,8 +207,9 @@ mod tests {
         let Summary { stats, failure, .. } = seeds(1, &(0..500));
         assert_eq!(failure, None);
         let Stats { takeovers, again, windows, acknowledged, fenced, .. } = stats;
-        let Stats { deaths, lost, late, copies, .. } = stats;
-        let counts = [takeovers, again, windows, acknowledged, fenced, deaths, lost, late, copies];
-        assert!(counts.iter().all(|count| *count > 0), "{stats:?}");
+        let Stats { deaths, lost, late, copies, checkpoints, restored, .. } = stats;
+        let counts = [takeovers, again, windows, acknowledged, fenced, deaths, lost, late];
+        let counts = counts.into_iter().chain([copies, checkpoints, restored]);
+        assert!(counts.into_iter().all(|count| count > 0), "{stats:?}");
     }
 }

@@ -6,7 +6,7 @@
 use crate::trouble::{Kind, Trouble};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use ztier::object::{Entry, Owned, Session};
+use ztier::object::{Checkpoint, Entry, Owned, Session};
 
 /// The contents of a volume: the value of each block that is not zero.
 pub type Blocks = BTreeMap<u64, u32>;
@@ -74,6 +74,8 @@ pub struct Oracle {
     reigns: BTreeMap<u64, Reign>,
     /// Sessions that several processes have, because one was copied.
     copied: BTreeSet<Session>,
+    /// The windows that each checkpoint stands for, by its generation and check word.
+    checkpoints: BTreeMap<(u64, u32), Vec<Window>>,
 }
 
 /// Whether these are the parts of the window.
@@ -93,6 +95,16 @@ impl Oracle {
 
     pub fn is_copied(&self, session: &Session) -> bool {
         self.copied.contains(session)
+    }
+
+    /// An owner is about to have the root name a checkpoint, which stands for these windows.
+    pub fn checkpoint(&mut self, of: &Checkpoint, windows: Vec<Window>) {
+        self.checkpoints.insert((of.generation, of.check), windows);
+    }
+
+    /// The windows that a checkpoint stands for.
+    pub fn windows(&self, of: &Checkpoint) -> Vec<Window> {
+        self.checkpoints.get(&(of.generation, of.check)).cloned().unwrap_or_default()
     }
 
     /// An owner has sealed a window. Returns the number of this version.

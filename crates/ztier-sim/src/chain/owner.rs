@@ -3,7 +3,8 @@
 //! Invariant: a flush is acknowledged when all slots up to the last part of its window are durable,
 //! and never after a fence was found.
 
-use super::oracle::Name;
+use super::checkpointer::Checkpointer;
+use super::oracle::{Name, Window};
 use super::process::Life;
 use super::scene::{Scene, VOLUME, seed, wrong};
 use super::store::{Reply, Request};
@@ -11,7 +12,8 @@ use crate::trouble::{Kind, Trouble};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use ztier::object::{
-    Entry, Failure, Issuer, Object, Owned, Part, Session, Taken, check_of, decode, judge, part,
+    Contents, Entry, Failure, Issuer, Object, Owned, Part, Session, Taken, WindowEnd, check_of,
+    decode, judge, part,
 };
 
 /// Flushes under way at most.
@@ -26,6 +28,8 @@ pub enum Duty {
     Create(u64),
     /// To read what is in this slot of its own.
     Judge(u64),
+    /// To go on with its checkpoint.
+    Checkpoint,
 }
 
 /// A flush that waits for its window.
@@ -33,8 +37,10 @@ pub enum Duty {
 struct Flush {
     window: u64,
     version: usize,
-    /// The slot of the last part, once it is issued.
-    last: Option<u64>,
+    /// Its parts that are issued.
+    parts: Vec<(u64, Vec<Entry>)>,
+    /// The last part, once it is issued.
+    end: Option<WindowEnd>,
 }
 
 /// See the module.
@@ -54,10 +60,18 @@ pub struct Owner {
     issued: BTreeMap<u64, Rc<[u8]>>,
     /// What it wants to ask.
     wanted: VecDeque<Duty>,
+    /// What it has, without what is not durable, and the windows of that.
+    contents: Contents,
+    applied: Vec<Window>,
+    checkpointer: Checkpointer,
 }
 
 impl Owner {
-    pub fn new(session: Session, owned: &Owned) -> Self {
+    /// An owner that has adopted these windows.
+    pub fn new(owned: &Owned, contents: Contents, adopted: Vec<Window>) -> Self {
+        let mut contents = Contents { next: owned.next, ..contents };
+        let session = owned.root.session;
+        contents.sessions.begin(owned.next, session);
         Self {
             session,
             generation: owned.root.generation,
@@ -69,11 +83,17 @@ impl Owner {
             before: 0,
             issued: BTreeMap::new(),
             wanted: VecDeque::new(),
+            contents,
+            applied: adopted,
+            checkpointer: Checkpointer::new(owned),
         }
     }
 
-    /// Writes a block, or seals a window for a flush.
+    /// Writes a block, seals a window for a flush, or begins a checkpoint.
     pub fn work(&mut self, scene: &mut Scene) {
+        if scene.rng.chance(100) {
+            self.checkpointer.begin();
+        }
         if self.writes.is_empty() || scene.rng.chance(500) {
             self.writes.push(scene.write());
         } else if self.flushes.len() < FLUSHES {
@@ -98,16 +118,20 @@ impl Owner {
             self.waiting.push_back((part, entries.clone()));
         }
         let version = scene.oracle.sealed(self.session, window, parts);
-        self.flushes.push_back(Flush { window, version, last: None });
+        self.flushes.push_back(Flush { window, version, parts: Vec::new(), end: None });
     }
 
     /// The next request, if it has one.
     pub fn next(&mut self, scene: &mut Scene) -> Option<(Request, Duty)> {
         self.issue(scene);
+        if let Some(request) = self.checkpointer.ask() {
+            return Some((request, Duty::Checkpoint));
+        }
         let duty = self.wanted.pop_front()?;
         let request = match duty {
             Duty::Create(slot) => Request::Create(slot, self.issued.get(&slot)?.clone()),
             Duty::Judge(slot) => Request::Read(slot),
+            Duty::Checkpoint => return None,
         };
         Some((request, duty))
     }
@@ -128,9 +152,10 @@ impl Owner {
             });
             self.issued.insert(slot, bytes.into());
             self.wanted.push_back(Duty::Create(slot));
-            let flush = self.flushes.iter_mut().find(|flush| commits && flush.window == window);
-            if let Some(flush) = flush {
-                flush.last = Some(slot);
+            if let Some(flush) = self.flushes.iter_mut().find(|flush| flush.window == window) {
+                let end = WindowEnd::new((slot, self.before), self.session, &entries);
+                flush.end = commits.then_some(end);
+                flush.parts.push((slot, entries));
             }
         }
     }
@@ -141,6 +166,11 @@ impl Owner {
     /// Another session writes to its slots, or an acknowledged flush is lost.
     pub fn hear(&mut self, duty: Duty, reply: Reply, scene: &mut Scene) -> Result<Life, Trouble> {
         match (duty, reply) {
+            (Duty::Checkpoint, reply) => {
+                let life = self.checkpointer.hear(reply, (&self.contents, &self.applied), scene)?;
+                scene.stats.fenced += u64::from(life == Life::Fenced);
+                return Ok(life);
+            }
             (Duty::Create(slot), Reply::Created(Ok(()))) => self.created(slot, scene)?,
             (Duty::Create(slot), Reply::Created(Err(Failure::Exists))) => {
                 self.wanted.push_back(Duty::Judge(slot));
@@ -189,13 +219,16 @@ impl Owner {
     fn created(&mut self, slot: u64, scene: &mut Scene) -> Result<(), Trouble> {
         self.issuer.created(slot);
         self.issued.remove(&slot);
-        while let Some(flush) = self.flushes.front()
-            && flush.last.is_some_and(|last| last < self.issuer.durable())
+        let is_done =
+            |flush: &Flush, durable| flush.end.as_ref().is_some_and(|end| end.slot < durable);
+        while self.flushes.front().is_some_and(|flush| is_done(flush, self.issuer.durable()))
+            && let Some(Flush { window, version, parts, end: Some(end) }) = self.flushes.pop_front()
         {
-            scene.note(|| format!("{} acknowledges {}", Name(self.session), flush.window));
+            scene.note(|| format!("{} acknowledges {window}", Name(self.session)));
             scene.stats.acknowledged += 1;
-            scene.oracle.acknowledged(self.generation, flush.window, flush.version)?;
-            self.flushes.pop_front();
+            scene.oracle.acknowledged(self.generation, window, version)?;
+            self.contents.apply(&parts, end);
+            self.applied.push(Window { session: self.session, number: window, parts });
         }
         Ok(())
     }
@@ -205,6 +238,6 @@ impl Owner {
         scene.stats.copies += 1;
         scene.oracle.copied(self.session);
         let wanted = self.issued.keys().map(|slot| Duty::Create(*slot)).collect();
-        Self { wanted, ..self.clone() }
+        Self { wanted, checkpointer: self.checkpointer.copied(), ..self.clone() }
     }
 }

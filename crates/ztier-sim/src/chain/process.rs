@@ -2,14 +2,16 @@
 //!
 //! Invariant: what a process knows is in it alone, and ends with it; its requests may outlive it.
 
-use super::oracle::{Blocks, Name, Window, apply};
+use super::oracle::{Blocks, Name, Window};
 use super::owner::{Duty, Owner};
-use super::scene::{Scene, VOLUME, seed, wrong};
+use super::scene::{APART, BLOCKS, Scene, VOLUME, seed, wrong};
 use super::store::{Reply, Request};
 use crate::trouble::{Kind, Trouble};
+use std::mem::take;
 use std::rc::Rc;
 use ztier::object::{
-    Adoption, Answer, Ask, Failure, Object, Owned, Root, Session, Step, TakeOver, decode, fence,
+    Adoption, Answer, Ask, Checkpoint, Contents, Damage, Failure, Object, Owned, PieceReader, Root,
+    Session, Step, TakeOver, WindowEnd, decode, fence, piece_key, read_units,
 };
 
 /// What a process does after an event.
@@ -65,7 +67,7 @@ impl Process {
     }
 
     fn ask(&mut self, scene: &mut Scene) -> Result<(), Trouble> {
-        if let Role::Taking(taking) = &self.role {
+        if let Role::Taking(taking) = &mut self.role {
             let request = taking.ask()?;
             self.send(scene, request, Purpose::TakeOver);
         }
@@ -131,9 +133,39 @@ struct Taking {
     machine: TakeOver,
     adoption: Adoption,
     windows: Vec<Window>,
-    blocks: Blocks,
+    contents: Contents,
+    /// The checkpoint that it reads.
+    restoring: Option<Restoring>,
     /// The slot of the last read, if it failed.
     failed: Option<u64>,
+}
+
+/// A checkpoint that is read, piece by piece.
+struct Restoring {
+    checkpoint: Checkpoint,
+    reader: PieceReader,
+    contents: Contents,
+    /// The number of the next piece.
+    number: u32,
+}
+
+impl Restoring {
+    fn new(checkpoint: Checkpoint) -> Self {
+        let contents = Contents { next: checkpoint.slot, ..Contents::default() };
+        Self { checkpoint, reader: PieceReader::new(VOLUME, checkpoint), contents, number: 0 }
+    }
+
+    fn key(&self) -> String {
+        piece_key(self.checkpoint.generation, self.number)
+    }
+
+    /// Takes the next piece. Returns whether that was the last.
+    fn take(&mut self, content: &[u8]) -> Result<bool, Damage> {
+        let units = self.reader.take(content)?;
+        read_units(units, &mut self.contents)?;
+        self.number += 1;
+        Ok(self.number == self.checkpoint.pieces)
+    }
 }
 
 impl Taking {
@@ -142,14 +174,19 @@ impl Taking {
             machine: TakeOver::new(session, String::from("simulated")),
             adoption: Adoption::default(),
             windows: Vec::new(),
-            blocks: Blocks::new(),
+            contents: Contents::default(),
+            restoring: None,
             failed: None,
         }
     }
 
-    fn ask(&self) -> Result<Request, Trouble> {
+    fn ask(&mut self) -> Result<Request, Trouble> {
         Ok(match self.machine.ask() {
             Ask::Root => Request::Root,
+            Ask::Checkpoint(checkpoint) => {
+                let restoring = self.restoring.get_or_insert_with(|| Restoring::new(checkpoint));
+                Request::ReadPiece(restoring.key())
+            }
             Ask::Object(slot) => Request::Read(slot),
             Ask::Fence(slot) if self.failed == Some(slot) => {
                 let text = format!("slot {slot} is taken for free after a read that failed");
@@ -164,7 +201,7 @@ impl Taking {
 
     /// Returns what the session owns once it does.
     fn hear(&mut self, reply: Reply, scene: &mut Scene) -> Result<Option<Owned>, Trouble> {
-        let answer = self.answer(reply)?;
+        let Some(answer) = self.answer(reply, scene)? else { return Ok(None) };
         match self.machine.hear(answer) {
             Step::Next | Step::Failed(_) => {}
             Step::Adopt(slot, object) => self.adopt(slot, object),
@@ -176,8 +213,7 @@ impl Taking {
                 self.machine.again(session);
                 self.adoption = Adoption::default();
                 self.windows.clear();
-                self.blocks.clear();
-                self.failed = None;
+                (self.contents, self.restoring, self.failed) = Default::default();
             }
             Step::Owner(owned) => return Ok(Some(owned)),
             Step::Damaged(slot, damage) => {
@@ -187,8 +223,9 @@ impl Taking {
         Ok(None)
     }
 
-    fn answer(&mut self, reply: Reply) -> Result<Answer, Trouble> {
-        Ok(match reply {
+    /// The answer for the machine; `None`: a piece came, and more are to come.
+    fn answer(&mut self, reply: Reply, scene: &mut Scene) -> Result<Option<Answer>, Trouble> {
+        Ok(Some(match reply {
             Reply::Root(Ok((bytes, tag))) => Answer::Root(Ok((root(&bytes)?, tag))),
             Reply::Root(Err(failure)) => Answer::Root(Err(failure)),
             Reply::Object(slot, found) => {
@@ -197,16 +234,34 @@ impl Taking {
             }
             Reply::Created(made) => Answer::Created(made),
             Reply::Swapped(swapped) => Answer::Swapped(swapped),
-        })
+            Reply::Piece(piece) => return Ok(self.piece(piece, scene)),
+            Reply::Removed(_) => return wrong(Kind::Misuse, String::from("it removed nothing")),
+        }))
+    }
+
+    fn piece(&mut self, piece: Result<Rc<[u8]>, Failure>, scene: &mut Scene) -> Option<Answer> {
+        let restoring = self.restoring.as_mut()?;
+        let taken = piece.map(|content| restoring.take(&content));
+        if taken == Ok(Ok(false)) {
+            return None;
+        }
+        let Restoring { checkpoint, contents, .. } = self.restoring.take()?;
+        if taken == Ok(Ok(true)) {
+            scene.stats.restored += 1;
+            (self.windows, self.contents) = (scene.oracle.windows(&checkpoint), contents);
+        }
+        Some(Answer::Checkpoint(taken.map(|whole| whole.map(drop))))
     }
 
     fn adopt(&mut self, slot: u64, object: Object) {
-        let Object::Part { session, part, .. } = object else { return };
+        let Object::Part { session, part, check, ref entries } = object else { return };
+        self.contents.sessions.begin(slot, session);
+        let end = WindowEnd::new((slot, check), session, entries);
         let parts = self.adoption.take(slot, object);
         if parts.is_empty() {
             return;
         }
-        parts.iter().for_each(|(_, entries)| apply(&mut self.blocks, entries));
+        self.contents.apply(&parts, end);
         self.windows.push(Window { session, number: part.window, parts });
     }
 
@@ -223,10 +278,16 @@ impl Taking {
             )
         });
         let stored = scene.store.owner(generation);
-        let windows = std::mem::take(&mut self.windows);
-        scene.oracle.owner(session, owned, windows, &self.blocks, stored)?;
-        Ok(Owner::new(session, owned))
+        let (windows, contents) = (take(&mut self.windows), take(&mut self.contents));
+        scene.oracle.owner(session, owned, windows.clone(), &blocks(&contents), stored)?;
+        Ok(Owner::new(owned, contents, windows))
     }
+}
+
+/// What the oracle compares: the check word of each block that is not zeros.
+fn blocks(contents: &Contents) -> Blocks {
+    let all = (0..BLOCKS).map(|number| number * APART);
+    all.filter_map(|block| Some((block, contents.index.get(block)?.check))).collect()
 }
 
 fn root(bytes: &Rc<[u8]>) -> Result<Root, Trouble> {

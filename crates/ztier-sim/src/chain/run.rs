@@ -100,6 +100,9 @@ impl World {
             self.event += 1;
             let (event, ..) = EVENTS[self.scene.rng.weighted(&weights)];
             self.happen(event)?;
+            if let Some(key) = self.scene.store.missing_piece() {
+                return wrong(Kind::Lost, format!("{key} is not there, and the root names it"));
+            }
         }
         self.settle()
     }
@@ -186,7 +189,7 @@ impl World {
         self.scene.note(|| format!("{process}: {request} is carried out{late}: {reply}"));
         if awaited {
             self.scene.network.answers.push(Answered { id, process, reply });
-        } else if matches!(request, Request::Create(..) | Request::Swap(..)) {
+        } else if !matches!(request, Request::Root | Request::Read(_) | Request::ReadPiece(_)) {
             self.scene.stats.late += 1;
         }
     }
@@ -277,7 +280,8 @@ impl World {
 
     /// A request to create an object is on its way twice.
     fn repeat(&mut self) {
-        let is_create = |sent: &Sent| matches!(sent.request, Request::Create(..));
+        let is_create =
+            |sent: &Sent| matches!(sent.request, Request::Create(..) | Request::CreatePiece(..));
         let Some(at) = self.some_request(is_create) else { return };
         let Sent { id, process, ref request, .. } = self.scene.network.requests[at];
         let request = request.clone();

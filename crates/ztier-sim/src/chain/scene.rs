@@ -11,6 +11,8 @@ use ztier::{BLOCK_SIZE, codec::Coding};
 pub const VOLUME: Identity = *b"simulated volume";
 /// Blocks of the volume: few, so that windows write the same ones.
 pub const BLOCKS: u64 = 4;
+/// From one to the next: each has a leaf of the index for itself, and so may have a piece.
+pub const APART: u64 = 64;
 
 /// Counters of a run, or of many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,6 +35,10 @@ pub struct Stats {
     pub late: u64,
     /// Processes that were copied.
     pub copies: u64,
+    /// Checkpoints that the root named.
+    pub checkpoints: u64,
+    /// Takeovers that began with one.
+    pub restored: u64,
 }
 
 impl Stats {
@@ -46,6 +52,8 @@ impl Stats {
         self.lost += other.lost;
         self.late += other.late;
         self.copies += other.copies;
+        self.checkpoints += other.checkpoints;
+        self.restored += other.restored;
     }
 }
 
@@ -64,15 +72,7 @@ pub struct Scene {
 
 impl Scene {
     pub fn new(seed: u64, with_trace: bool) -> Self {
-        let root = Root {
-            volume: VOLUME,
-            size: BLOCKS * BLOCK_SIZE as u64,
-            generation: 0,
-            session: Session::default(),
-            fence: 0,
-            ended: false,
-            owner: String::new(),
-        };
+        let root = Root { ended: false, ..Root::new(VOLUME, BLOCKS * APART * BLOCK_SIZE as u64) };
         Self {
             rng: Rng::new(seed),
             store: Store::new(&root),
@@ -105,9 +105,10 @@ impl Scene {
 
     /// A write of a value that no other write has, or of zeros.
     pub fn write(&mut self) -> Entry {
-        let block = self.rng.below(BLOCKS);
+        let block = self.rng.below(BLOCKS) * APART;
         if self.rng.chance(150) {
-            return Entry::Zeros { first: block, count: self.rng.between(1, 2) as u32 };
+            let count = (self.rng.between(1, 2) * APART) as u32;
+            return Entry::Zeros { first: block, count };
         }
         self.values += 1;
         Entry::Block { block, coding: Coding::Raw, len: 8, check: self.values }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
-use ztier::object::{Failure, Root, Session, Tag, Trouble};
+use ztier::object::{Failure, Root, Session, Tag, Trouble, piece_key};
 
 /// What a process asks of the store.
 #[derive(Clone)]
@@ -20,6 +20,12 @@ pub enum Request {
     Create(u64, Rc<[u8]>),
     /// Put a root in the place of the one with a tag.
     Swap(Rc<[u8]>, Tag),
+    /// Read the piece of a checkpoint with this key.
+    ReadPiece(String),
+    /// Make a piece of this key.
+    CreatePiece(String, Rc<[u8]>),
+    /// Remove the piece of this key.
+    RemovePiece(String),
 }
 
 /// The store's answer.
@@ -29,6 +35,8 @@ pub enum Reply {
     Object(u64, Result<Rc<[u8]>, Failure>),
     Created(Result<(), Failure>),
     Swapped(Result<Tag, Failure>),
+    Piece(Result<Rc<[u8]>, Failure>),
+    Removed(Result<(), Failure>),
 }
 
 /// The failure that says nothing about what was done.
@@ -42,7 +50,9 @@ impl Request {
         match self {
             Self::Root => Reply::Root(Err(unknown())),
             Self::Read(slot) => Reply::Object(*slot, Err(unknown())),
-            Self::Create(..) => Reply::Created(Err(unknown())),
+            Self::Create(..) | Self::CreatePiece(..) => Reply::Created(Err(unknown())),
+            Self::ReadPiece(_) => Reply::Piece(Err(unknown())),
+            Self::RemovePiece(_) => Reply::Removed(Err(unknown())),
             Self::Swap(..) => Reply::Swapped(Err(unknown())),
         }
     }
@@ -56,6 +66,8 @@ impl Reply {
             Self::Object(slot, _) => Self::Object(*slot, Err(unknown())),
             Self::Created(_) => Self::Created(Err(unknown())),
             Self::Swapped(_) => Self::Swapped(Err(unknown())),
+            Self::Piece(_) => Self::Piece(Err(unknown())),
+            Self::Removed(_) => Self::Removed(Err(unknown())),
         }
     }
 }
@@ -67,6 +79,9 @@ impl fmt::Display for Request {
             Self::Read(slot) => write!(f, "read {slot}"),
             Self::Create(slot, _) => write!(f, "create {slot}"),
             Self::Swap(_, tag) => write!(f, "swap root {}", tag.0),
+            Self::ReadPiece(key) => write!(f, "read {key}"),
+            Self::CreatePiece(key, _) => write!(f, "create {key}"),
+            Self::RemovePiece(key) => write!(f, "remove {key}"),
         }
     }
 }
@@ -78,6 +93,8 @@ impl fmt::Display for Reply {
             Self::Object(_, result) => ("object", result.as_ref().err()),
             Self::Created(result) => ("created", result.as_ref().err()),
             Self::Swapped(result) => ("swapped", result.as_ref().err()),
+            Self::Piece(result) => ("piece", result.as_ref().err()),
+            Self::Removed(result) => ("removed", result.as_ref().err()),
         };
         match failure {
             Some(failure) => write!(f, "{failure}"),
@@ -89,6 +106,8 @@ impl fmt::Display for Reply {
 /// What the store holds.
 pub struct Store {
     slots: BTreeMap<u64, Rc<[u8]>>,
+    /// Pieces of checkpoints, by their keys.
+    pieces: BTreeMap<String, Rc<[u8]>>,
     root: Rc<[u8]>,
     swaps: u64,
     /// Session and fence of each root there was, by its generation.
@@ -97,13 +116,20 @@ pub struct Store {
 
 impl Store {
     pub fn new(root: &Root) -> Self {
-        let (slots, owners) = (BTreeMap::new(), BTreeMap::new());
-        Self { slots, root: root.encode().into(), swaps: 0, owners }
+        let (slots, pieces, owners) = Default::default();
+        Self { slots, pieces, root: root.encode().into(), swaps: 0, owners }
     }
 
-    /// Number of objects in the chain.
+    /// Number of objects in the chain, and of pieces.
     pub fn objects(&self) -> usize {
-        self.slots.len()
+        self.slots.len() + self.pieces.len()
+    }
+
+    /// The first piece of the checkpoint that the root names, if it is not there.
+    pub fn missing_piece(&self) -> Option<String> {
+        let checkpoint = Root::decode(&self.root).ok()?.checkpoint?;
+        let key = |number| piece_key(checkpoint.generation, number);
+        (0..checkpoint.pieces).map(key).find(|key| !self.pieces.contains_key(key))
     }
 
     /// Session and fence of the root of a generation.
@@ -128,6 +154,19 @@ impl Store {
             Request::Create(slot, bytes) => {
                 self.slots.insert(*slot, bytes.clone());
                 Reply::Created(Ok(()))
+            }
+            Request::ReadPiece(key) => {
+                Reply::Piece(self.pieces.get(key).cloned().ok_or(Failure::Missing))
+            }
+            Request::CreatePiece(key, _) if self.pieces.contains_key(key) => {
+                Reply::Created(Err(Failure::Exists))
+            }
+            Request::CreatePiece(key, bytes) => {
+                self.pieces.insert(key.clone(), bytes.clone());
+                Reply::Created(Ok(()))
+            }
+            Request::RemovePiece(key) => {
+                Reply::Removed(self.pieces.remove(key).map(drop).ok_or(Failure::Missing))
             }
             Request::Swap(_, before) if *before != self.tag() => {
                 Reply::Swapped(Err(Failure::Changed))
