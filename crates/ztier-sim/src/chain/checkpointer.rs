@@ -28,7 +28,7 @@ pub struct Checkpointer {
 enum Stage {
     Idle,
     /// The root is changed: to begin, and then to name the checkpoint.
-    Change(RootChange),
+    Change(Box<RootChange>),
     Piece(Box<Making>),
     /// Pieces of the checkpoint before are removed: of this generation, so many.
     Remove(u64, u32),
@@ -83,7 +83,7 @@ impl Checkpointer {
     }
 
     fn change(&mut self, what: What) {
-        self.stage = Stage::Change(RootChange::new(what, self.root.clone()));
+        self.stage = Stage::Change(Box::new(RootChange::new(what, self.root.clone())));
     }
 
     /// The next request, if there is one and no answer is to come.
