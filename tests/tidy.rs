@@ -19,8 +19,8 @@ const LAYERS: [&[&str]; 9] = [
     &["export"],
     &["device", "system"],
     &["cache", "log", "object", "ram"],
-    &["codec"],
     &["media"],
+    &["codec"],
 ];
 /// Modules that use no other of their layer: the engines, and the base of front-ends.
 const APART: [&str; 6] = ["device", "system", "cache", "log", "object", "ram"];

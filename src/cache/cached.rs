@@ -14,7 +14,7 @@ use super::streams::{Streams, Ticket};
 use super::table::SEGMENT_MAX;
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result as Checked};
-use crate::media::{ALIGN, Commit, Drive, DriveError, Failures, Pool};
+use crate::media::{ALIGN, Commit, Drive, DriveError, Failures, PackedBlock, Pool};
 use crate::stats::{CacheCounts, CacheStats};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -589,12 +589,21 @@ impl Drive for Cached {
     }
 
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+        self.write_packed(at, data, &[])
+    }
+
+    fn write_packed(
+        &self,
+        at: u64,
+        data: &[u8],
+        packed: &[Option<PackedBlock>],
+    ) -> Result<(), DriveError> {
         let Some(blocks) = self.blocks(at, data.len() as u64) else {
-            return self.noted(self.drive.write(at, data));
+            return self.noted(self.drive.write_packed(at, data, packed));
         };
         let id = self.id();
         self.begin_write(id, blocks.clone());
-        let result = self.drive.write(at, data);
+        let result = self.drive.write_packed(at, data, packed);
         let good = result.is_ok() || planted::on(Bug::KeepFailedWrite);
         let keeps = good && self.keeps_writes && self.is_on();
         let mut io = if keeps { self.contexts.take() } else { None };

@@ -102,10 +102,12 @@ pub enum Bug {
     CommitBeforeJudging,
     /// A log is opened from its own tail though the backing store has committed a later one.
     RepeatCommitted,
+    /// Of blocks that go to an atomic backing store as they are packed, the first is taken for all.
+    FirstPacked,
 }
 
 /// All bugs.
-pub const BUGS: [Bug; 47] = [
+pub const BUGS: [Bug; 48] = [
     Bug::AcknowledgeUnflushed,
     Bug::FlushBeforeWritten,
     Bug::ReuseBeforeSuperblock,
@@ -153,6 +155,7 @@ pub const BUGS: [Bug; 47] = [
     Bug::CommitWithoutLost,
     Bug::CommitBeforeJudging,
     Bug::RepeatCommitted,
+    Bug::FirstPacked,
 ];
 
 crate::planted::plantable!(Bug, sim);

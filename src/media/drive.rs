@@ -4,7 +4,7 @@
 //! only after a [`Drive::flush`] that began after the write had returned; a write that failed, or
 //! that a power cut interrupted, may have stored any of its sectors, each of them whole or torn.
 
-use super::{Buffer, Commit, Failures, PAGE};
+use super::{Buffer, Commit, Failures, PAGE, PackedBlock};
 use std::fmt;
 use std::time::Duration;
 
@@ -81,6 +81,17 @@ pub trait Drive: Send + Sync {
 
     /// Stores `data` from `at` on.
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError>;
+
+    /// Like [`Drive::write`], with blocks of `data` as they are packed already, where they are.
+    fn write_packed(
+        &self,
+        at: u64,
+        data: &[u8],
+        packed: &[Option<PackedBlock>],
+    ) -> Result<(), DriveError> {
+        let _ = packed;
+        self.write(at, data)
+    }
 
     /// Stores `data` from `at` on, any bytes within one block, and changes no other byte of the
     /// block. The caller keeps other threads from writing the block meanwhile.

@@ -14,11 +14,11 @@ use super::opening::Opened;
 use super::state::{Stage, State};
 use super::store::{Failure, Store, slot};
 use super::uploads::{Shared, UPLOADERS, beat, upload};
-use super::window::{Had, Payload};
+use super::window::Had;
 use crate::BLOCK_SIZE;
 use crate::codec::{Algorithm, Codec, Coding, Encoded};
 use crate::error::{Context, Result as Checked};
-use crate::media::{Action, Commit, Drive, DriveError, Failures};
+use crate::media::{Action, Commit, Drive, DriveError, Failures, PackedBlock};
 use crate::stats::ObjectStats;
 use parking_lot::{Mutex, MutexGuard};
 use std::path::Path;
@@ -48,7 +48,7 @@ pub struct ObjectDrive {
 enum Source {
     Zeros,
     Lost,
-    Memory(Payload),
+    Memory(PackedBlock),
     Store(Place, Session),
 }
 
@@ -226,20 +226,30 @@ impl ObjectDrive {
         }
     }
 
-    fn encode(&self, blocks: &[[u8; BLOCK_SIZE]]) -> Vec<Option<Payload>> {
+    /// Blocks as they are packed already, or are now; `None`: zeros.
+    fn payloads(
+        &self,
+        blocks: &[[u8; BLOCK_SIZE]],
+        packed: &[Option<PackedBlock>],
+    ) -> Vec<Option<PackedBlock>> {
         let mut room = [0; BLOCK_SIZE];
         self.codec(|codec| {
-            let encode = |block: &[u8; BLOCK_SIZE]| match codec.encode(block, &mut room) {
+            let mut encode = |block: &[u8; BLOCK_SIZE]| match codec.encode(block, &mut room) {
                 Encoded::Same(0) => None,
                 Encoded::Same(word) => {
                     let word = u64::from(word) << 32 | u64::from(word);
-                    Some(Payload { coding: Coding::Fill, bytes: word.to_le_bytes()[..].into() })
+                    Some(PackedBlock { coding: Coding::Fill, bytes: word.to_le_bytes()[..].into() })
                 }
                 Encoded::Payload(len, coding) => {
-                    Some(Payload { coding, bytes: room[..len].into() })
+                    Some(PackedBlock { coding, bytes: room[..len].into() })
                 }
             };
-            blocks.iter().map(encode).collect()
+            let packed = packed.iter().cloned().chain(std::iter::repeat(None));
+            blocks
+                .iter()
+                .zip(packed)
+                .map(|(block, packed)| packed.or_else(|| encode(block)))
+                .collect()
         })
     }
 
@@ -290,7 +300,7 @@ impl Drive for ObjectDrive {
                     let errno = rustix::io::Errno::IO.raw_os_error();
                     return Err(self.error(Action::Read, here, BLOCK_SIZE, errno));
                 }
-                Source::Memory(Payload { coding, bytes }) => {
+                Source::Memory(PackedBlock { coding, bytes }) => {
                     if !self.codec(|codec| codec.decode(*coding, bytes, &mut blocks[done])) {
                         let errno = rustix::io::Errno::IO.raw_os_error();
                         return Err(self.error(Action::Read, here, BLOCK_SIZE, errno));
@@ -308,8 +318,17 @@ impl Drive for ObjectDrive {
     }
 
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+        self.write_packed(at, data, &[])
+    }
+
+    fn write_packed(
+        &self,
+        at: u64,
+        data: &[u8],
+        packed: &[Option<PackedBlock>],
+    ) -> Result<(), DriveError> {
         let (blocks, _) = data.as_chunks::<BLOCK_SIZE>();
-        let payloads = self.encode(blocks);
+        let payloads = self.payloads(blocks, packed);
         let mut state = self.room((Action::Write, at, data.len()))?;
         for (block, payload) in (at / BLOCK..).zip(payloads) {
             match payload {

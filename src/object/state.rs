@@ -288,9 +288,9 @@ impl State {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::super::format::{Seed, payloads};
-    use super::super::window::Payload;
     use super::*;
     use crate::codec::Coding;
+    use crate::media::PackedBlock;
 
     /// Parts under way: window, slot, entries, and whether they commit.
     type Sent = (u64, u64, Vec<Entry>, bool);
@@ -301,7 +301,7 @@ mod tests {
 
     fn write(state: &mut State, block: u64, byte: u8) {
         let bytes = vec![byte; 100].into();
-        state.open.write(block, Payload { coding: Coding::Lz4, bytes });
+        state.open.write(block, PackedBlock { coding: Coding::Lz4, bytes });
         let _ = state.written();
     }
 
@@ -358,7 +358,7 @@ mod tests {
         // Two parts and more.
         (0..5000).for_each(|block| {
             let bytes = vec![9; 4096].into();
-            state.open.write(block, Payload { coding: Coding::Raw, bytes });
+            state.open.write(block, PackedBlock { coding: Coding::Raw, bytes });
         });
         assert!(!state.settle_window());
         let dropped = send(&mut state);

@@ -4,31 +4,21 @@
 
 use super::format::{ENTRIES_MAX, Entry, PAYLOADS_MAX, Seed};
 use super::mark::{MARK, Mark};
-use crate::codec::Coding;
 use crate::intervals::Intervals;
+use crate::media::PackedBlock;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Bytes that a block in a window takes beside its payload.
 const BESIDE: usize = 64;
 /// Blocks that one entry of zeros can name.
 const ZEROS_MAX: u64 = u32::MAX as u64;
 
-/// A block that was written, compressed.
-#[derive(Clone, Debug)]
-pub struct Payload {
-    /// How it is coded.
-    pub coding: Coding,
-    /// The bytes.
-    pub bytes: Arc<[u8]>,
-}
-
 /// What a window has of a block.
 #[derive(Clone, Debug)]
 pub enum Had {
     /// This payload.
-    Payload(Payload),
+    Payload(PackedBlock),
     /// It reads as zeros.
     Zeros,
 }
@@ -36,7 +26,7 @@ pub enum Had {
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Window {
-    blocks: BTreeMap<u64, Payload>,
+    blocks: BTreeMap<u64, PackedBlock>,
     /// What was zeroed, before the writes of blocks in it.
     zeroed: Intervals,
     bytes: usize,
@@ -44,7 +34,7 @@ pub struct Window {
 
 impl Window {
     /// Writes a block.
-    pub fn write(&mut self, block: u64, payload: Payload) {
+    pub fn write(&mut self, block: u64, payload: PackedBlock) {
         self.bytes += payload.bytes.len() + BESIDE;
         if let Some(before) = self.blocks.insert(block, payload) {
             self.bytes -= before.bytes.len() + BESIDE;
@@ -123,7 +113,7 @@ pub fn ending(last: Draft, lost: &[(u64, u64)], mark: &Mark) -> Vec<Draft> {
 #[derive(Clone, Debug)]
 enum Item {
     Zeros(u64, u32),
-    Block(u64, Payload),
+    Block(u64, PackedBlock),
     Lost(u64, u32),
     Mark(Mark),
 }
@@ -155,7 +145,7 @@ impl Draft {
         let mut payloads = Vec::with_capacity(self.bytes);
         let entries = self.items.iter().map(|item| match item {
             Item::Zeros(first, count) => Entry::Zeros { first: *first, count: *count },
-            Item::Block(block, Payload { coding, bytes }) => {
+            Item::Block(block, PackedBlock { coding, bytes }) => {
                 payloads.extend_from_slice(bytes);
                 let check = seed.payload(*block, *coding, bytes);
                 let (block, coding, len) = (*block, *coding, bytes.len() as u16);
@@ -177,9 +167,10 @@ impl Draft {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::codec::Coding;
 
-    fn payload(byte: u8, len: usize) -> Payload {
-        Payload { coding: Coding::Raw, bytes: vec![byte; len].into() }
+    fn payload(byte: u8, len: usize) -> PackedBlock {
+        PackedBlock { coding: Coding::Raw, bytes: vec![byte; len].into() }
     }
 
     #[test]

@@ -14,9 +14,10 @@ use crate::rng::mix;
 use crate::trouble::{Kind, Trouble};
 use crate::volume::{Source, on_backing};
 use crate::world::{Flying, Reader, World};
+use ztier::codec::{Algorithm, Codec};
 use ztier::log::disk::format::DATA_MIN;
 use ztier::log::{Device, Found, Op, Outcome, Progress, Refused, Ticket, join};
-use ztier::media::{Buffer, Drive};
+use ztier::media::{Buffer, Drive, PackedBlock};
 
 /// Limit on the events that an actor waits for; `IDLE_MAX` limits the steps in a row without one.
 const WAIT_MAX: u32 = 100_000;
@@ -350,6 +351,9 @@ impl World<'_> {
             let request = match &command.op {
                 Op::Read(len) => Request::Read(command.at, *len),
                 Op::Write(bytes, range) => Request::write(command.at, &bytes[range.clone()]),
+                Op::WritePacked(bytes, packed) => {
+                    Request::write(command.at, &unpacked(bytes, packed))
+                }
                 Op::Join(parts) => Request::write(command.at, &join(parts)),
                 Op::Zero(len) => Request::zero(command.at, *len),
                 Op::Flush => Request::Flush,
@@ -571,4 +575,16 @@ impl World<'_> {
         }
         Err(Trouble::new(Kind::Lost, format!("block {block}, and nothing explains it")))
     }
+}
+
+/// What an atomic backing store gets: blocks that are packed, and others as they are.
+fn unpacked(bytes: &[u8], packed: &[Option<PackedBlock>]) -> Vec<u8> {
+    let mut whole = bytes.to_vec();
+    let mut codec = Codec::new(Algorithm::None);
+    for (block, packed) in whole.as_chunks_mut().0.iter_mut().zip(packed) {
+        if let Some(PackedBlock { coding, bytes }) = packed {
+            assert!(codec.decode(*coding, bytes, block), "a packed block does not decode");
+        }
+    }
+    whole
 }

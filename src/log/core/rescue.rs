@@ -157,7 +157,8 @@ impl Core {
         let stones: Vec<_> = stones.copied().collect();
         let (_, records) = self.window.unread_parts.before(end);
         let patient = self.is_patient() && stones.is_empty();
-        Some(Plan { segments, patient, images: Vec::new(), stones, records })
+        let packs = self.options.atomic;
+        Some(Plan { segments, patient, packs, images: Vec::new(), stones, records })
     }
 
     /// Plans a window of what is only in memory, as images of the segments that it was meant for;
@@ -169,6 +170,7 @@ impl Core {
         let mut plan = Plan {
             segments: Vec::new(),
             patient: true,
+            packs: self.options.atomic,
             images: Vec::new(),
             stones: Vec::new(),
             records: Arc::default(),

@@ -122,7 +122,8 @@ impl Core {
         mark("window.begun");
         let (stones, records) = self.window.unread_parts.before(end);
         let patient = self.is_patient() && stones.is_empty();
-        Some(Plan { segments, patient, images: Vec::new(), stones, records })
+        let packs = self.options.atomic;
+        Some(Plan { segments, patient, packs, images: Vec::new(), stones, records })
     }
 
     /// Whether no window is at work.

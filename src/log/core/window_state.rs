@@ -38,6 +38,8 @@ pub struct Plan {
     pub segments: Vec<Planned>,
     /// Whether a failing read ends the window; else the window goes on without what cannot be read.
     pub patient: bool,
+    /// Whether the backing store takes blocks as they are packed.
+    pub packs: bool,
     /// The content of the segments, if it is not on the log's drive; else empty.
     pub images: Vec<Buffer>,
     /// Discards in these segments whose records cannot be read.

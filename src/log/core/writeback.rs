@@ -11,11 +11,11 @@ use super::command::{Command, Device, Op, Outcome};
 use super::gather::Gathering;
 use super::window_state::{Ended, Plan, Planned};
 use crate::BLOCK_SIZE;
-use crate::codec::{Algorithm, Codec};
+use crate::codec::{Algorithm, Codec, Coding};
 use crate::log::disk::cluster::Unpacked;
 use crate::log::disk::format::{CLUSTER, Data, Kind, SUPER_AT, Seed, Sums};
 use crate::log::planted::{self, Bug, mark, visits};
-use crate::media::{ALIGN, Action, Buffer};
+use crate::media::{ALIGN, Action, Buffer, PackedBlock};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -93,6 +93,8 @@ pub struct Writeback {
     answers: bool,
     /// Whether a failing read ends the window; else the window goes on without what cannot be read.
     patient: bool,
+    /// Whether the backing store takes blocks as they are packed.
+    packs: bool,
     failed: bool,
     /// The window has failed because the log could not be read.
     unread: bool,
@@ -108,7 +110,7 @@ impl Writeback {
     /// A window that carries out `plan`.
     pub fn new(plan: Plan) -> Self {
         mark("writeback.begun");
-        let Plan { segments, patient, images, stones, records } = plan;
+        let Plan { segments, patient, packs, images, stones, records } = plan;
         let is_read = images.is_empty();
         let mut known: Vec<_> = images.into_iter().map(Some).collect();
         known.resize_with(segments.len(), || None);
@@ -131,6 +133,7 @@ impl Writeback {
             reads: VecDeque::new(),
             batch: 0,
             patient,
+            packs,
             unread: false,
             flights: BTreeMap::new(),
             again: Vec::new(),
@@ -327,7 +330,11 @@ impl Writeback {
             self.written += good.max(1);
             if good > 0 {
                 mark(if good > 1 { "writeback.merged" } else { "writeback.single" });
-                let op = Op::Write(Arc::new(bytes), 0..good * BLOCK_SIZE);
+                let op = if self.packs {
+                    Op::WritePacked(Arc::new(bytes), self.packed(good))
+                } else {
+                    Op::Write(Arc::new(bytes), 0..good * BLOCK_SIZE)
+                };
                 return Some(self.launch(Device::Backing, first * BLOCK_SIZE as u64, op, None));
             }
             // The check word may fit, and the payload still not decode.
@@ -387,6 +394,23 @@ impl Writeback {
             good += some;
         }
         (good, bytes)
+    }
+
+    /// The first blocks of `run` as they are packed. Those of a cluster are packed together, and
+    /// those of one repeated word are quickly packed anew.
+    fn packed(&self, count: usize) -> Vec<Option<PackedBlock>> {
+        let packed = |own: &(u64, usize, Data)| {
+            let (_, segment, data) = if planted::on(Bug::FirstPacked) { &self.run[0] } else { own };
+            let coding = match data.kind {
+                Kind::Raw => Coding::Raw,
+                Kind::Lz4 => Coding::Lz4,
+                Kind::Zstd => Coding::Zstd,
+                _ => return None,
+            };
+            payload(&self.images, *segment, data)
+                .map(|bytes| PackedBlock { coding, bytes: bytes.into() })
+        };
+        self.run[..count].iter().map(packed).collect()
     }
 
     fn next_flush(&mut self) -> Option<Command> {

@@ -186,8 +186,13 @@ impl Logged {
 
     /// Carries out a command, and counts the bytes that it writes to the backing store.
     pub(super) fn carry_out(&self, command: &Command) -> Outcome {
-        if let (Device::Backing, Op::Write(_, range)) = (command.device, &command.op) {
-            self.written_back.fetch_add(range.len() as u64, Ordering::Relaxed);
+        if command.device == Device::Backing {
+            let bytes = match &command.op {
+                Op::Write(_, range) => range.len(),
+                Op::WritePacked(bytes, _) => bytes.len(),
+                _ => 0,
+            };
+            self.written_back.fetch_add(bytes as u64, Ordering::Relaxed);
         }
         command.carry_out(&*self.log, &*self.backing)
     }

@@ -249,6 +249,10 @@ fn commit(logged: &Logged, mut ring: Ring) {
                 let action = match op {
                     Op::Read(len) => ring::Op::Read(Buffer::new(len)),
                     Op::Write(bytes, range) => ring::Op::Write(bytes, range),
+                    Op::WritePacked(bytes, _) => {
+                        let len = bytes.len();
+                        ring::Op::Write(bytes, 0..len)
+                    }
                     Op::Join(parts) => {
                         let whole = join(&parts);
                         let len = whole.len();
