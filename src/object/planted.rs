@@ -42,6 +42,14 @@ pub enum Bug {
     CheckpointAhead = 17,
     /// A checkpoint does not say whose parts count behind it.
     CheckpointOfNone = 18,
+    /// An owner removes the fence before its own (in the simulator's store: nothing here removes a
+    /// fence).
+    RemoveFence = 19,
+    /// A store lets a second object take the place of one that was created (in the simulator's
+    /// store: the probe refuses such a store).
+    CreateReplaces = 20,
+    /// A store answers with a part of an object (in the simulator's store).
+    CutAnswer = 21,
 }
 
 crate::planted::plantable!(Bug, sim);

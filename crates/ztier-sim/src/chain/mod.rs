@@ -128,7 +128,7 @@ mod planted {
     use std::ops::Range;
     use ztier::object::planted::{Bug, plant as set};
 
-    const BUGS: [Bug; 18] = [
+    const BUGS: [Bug; 21] = [
         Bug::TryNextSlot,
         Bug::DurableWithHole,
         Bug::FenceAboveHole,
@@ -147,6 +147,9 @@ mod planted {
         Bug::ChangeAnothersRoot,
         Bug::CheckpointAhead,
         Bug::CheckpointOfNone,
+        Bug::RemoveFence,
+        Bug::CreateReplaces,
+        Bug::CutAnswer,
     ];
 
     /// Plants a bug by its name.

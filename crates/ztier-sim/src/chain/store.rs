@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
+use ztier::object::planted::{Bug, on};
 use ztier::object::{Failure, Root, Session, Tag, Trouble, piece_key};
 
 /// What a process asks of the store.
@@ -146,9 +147,13 @@ impl Store {
         match request {
             Request::Root => Reply::Root(Ok((self.root.clone(), self.tag()))),
             Request::Read(slot) => {
-                Reply::Object(*slot, self.slots.get(slot).cloned().ok_or(Failure::Missing))
+                let found = self.slots.get(slot).cloned().ok_or(Failure::Missing);
+                let cut = |object: Rc<[u8]>| object[..object.len() / 2].into();
+                Reply::Object(*slot, if on(Bug::CutAnswer) { found.map(cut) } else { found })
             }
-            Request::Create(slot, _) if self.slots.contains_key(slot) => {
+            Request::Create(slot, _)
+                if self.slots.contains_key(slot) && !on(Bug::CreateReplaces) =>
+            {
                 Reply::Created(Err(Failure::Exists))
             }
             Request::Create(slot, bytes) => {
@@ -174,6 +179,13 @@ impl Store {
             Request::Swap(bytes, _) => {
                 if let Ok(root) = Root::decode(bytes) {
                     self.owners.insert(root.generation, (root.session, root.fence));
+                    let last = self.owners.range(..root.generation).next_back();
+                    if let Some((_, (session, fence))) = last
+                        && *session != root.session
+                        && on(Bug::RemoveFence)
+                    {
+                        self.slots.remove(fence);
+                    }
                 }
                 self.root = bytes.clone();
                 self.swaps += 1;
