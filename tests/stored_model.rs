@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use ztier::device::Algorithm;
 use ztier::media::Drive;
-use ztier::object::{Directory, Failure, ObjectDrive, Store, Tag, Trouble, Wanted, open};
+use ztier::object::{Counted, Directory, Failure, ObjectDrive, Store, Tag, Trouble, Wanted, open};
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 48;
@@ -189,9 +189,9 @@ fn fill(seed: u8, block: usize, out: &mut [u8]) {
 }
 
 fn owner(store: &Arc<Flaky>) -> Arc<ObjectDrive> {
-    let store = Arc::clone(store) as Arc<dyn Store>;
+    let store = Arc::new(Counted::new(Arc::clone(store) as Arc<dyn Store>));
     let wanted = Wanted { owner: "v", size: Some(SIZE), force: false };
-    let opened = open(&store, &wanted, &|_| Ok(()), &|_| {}).unwrap();
+    let opened = open(&*store, &wanted, &|_| Ok(()), &|_| {}).unwrap();
     ObjectDrive::over(store, opened, "v", (Algorithm::Lz4, 64 << 10)).unwrap()
 }
 
@@ -268,6 +268,35 @@ fn an_owner_is_not_put_off_by_its_own_late_requests() {
         drive.write(0, &[1; BLOCK]).unwrap();
         drive.close().unwrap();
         assert_eq!(owner(&store).size(), SIZE + 60 * BLOCK as u64);
+    }
+}
+
+/// Checkpoints of owners that end without a word, in a store that fails: what they leave is found.
+#[test]
+fn checkpoints_survive_a_store_that_fails() {
+    for random in 1..4 {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(Flaky::new(Directory::open(dir.path()).unwrap(), random * 99));
+        drop(owner(&store));
+        store.state.lock().rarity = 20;
+        let mut expected = vec![0; SIZE as usize];
+        let mut restored = 0;
+        for round in 0..4_u8 {
+            let drive = owner(&store);
+            restored += u64::from(drive.stats().walk_objects < u64::from(round) * 100);
+            assert!(read(&drive) == expected, "round {round}");
+            for n in 0..120_usize {
+                let at = n % BLOCKS * BLOCK;
+                fill(n as u8 ^ round, n, &mut expected[at..at + BLOCK]);
+                drive.write(at as u64, &expected[at..at + BLOCK]).unwrap();
+                drive.flush().unwrap();
+            }
+            // The thread of checkpoints looks twice a second; some owners end before.
+            std::thread::sleep(Duration::from_millis(random * 400));
+        }
+        store.state.lock().rarity = 0;
+        assert!(read(&owner(&store)) == expected);
+        assert!(random == 1 || restored > 0, "no takeover began with a checkpoint");
     }
 }
 

@@ -303,9 +303,11 @@ fn in_store(store: &ObjectStats) -> [(&'static str, String); 3] {
         human(live_bytes),
         human(stored_bytes.saturating_sub(live_bytes))
     );
-    let owner = store.successor.as_ref().unwrap_or(&store.owner);
+    let session = store.session.get(..8).unwrap_or_default();
+    let own = || format!("{} (session {session})", store.owner);
+    let owner = store.successor.clone().unwrap_or_else(own);
     let waits = format!("{} not in the store yet", human(store.waiting_bytes));
-    [("stored", text), ("writes", waits), ("owner", owner.clone())]
+    [("stored", text), ("writes", waits), ("owner", owner)]
 }
 
 /// What the read cache holds.

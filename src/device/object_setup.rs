@@ -2,7 +2,7 @@
 
 use crate::codec::Algorithm;
 use crate::error::{Error, Result};
-use crate::object::{self, Directory, ObjectDrive, Store, VolumeFound};
+use crate::object::{self, Counted, Directory, ObjectDrive, Store, VolumeFound};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -103,8 +103,8 @@ pub(super) fn open(
     progress: &dyn Fn(u64),
 ) -> Result<Arc<ObjectDrive>> {
     let StoreOptions { place, size, owner, force, .. } = options;
-    let store = store(place)?;
+    let store = Arc::new(Counted::new(store(place)?));
     let wanted = object::Wanted { owner, size: Some(*size), force: *force };
-    let opened = object::open(&store, &wanted, approve, progress)?;
+    let opened = object::open(&*store, &wanted, approve, progress)?;
     ObjectDrive::over(store, opened, owner, (options.algorithm, options.waiting_max))
 }

@@ -9,7 +9,7 @@ use super::change::What;
 use super::checkpoint::write_blocks;
 use super::contents::Since;
 use super::pieces::{PieceWriter, key};
-use super::store::Failure;
+use super::store::{Failure, Store};
 use super::uploads::Shared;
 use std::time::Duration;
 
@@ -98,7 +98,6 @@ fn make(shared: &Shared) -> Result<(), Undone> {
 /// Puts a piece, until it is there.
 fn put(shared: &Shared, (key, content): (String, Vec<u8>)) -> Result<(), Undone> {
     while !shared.ends() {
-        shared.note_sent(content.len());
         match shared.store.create(&key, &content) {
             Ok(()) => return Ok(()),
             // By a request whose answer was lost.

@@ -8,6 +8,7 @@
 //! before them, are in the store; a flush returns when that is so of all that was written before.
 
 use super::checkpointing::keep_checkpoints;
+use super::counted::Counted;
 use super::format::{Seed, Session};
 use super::index::Place;
 use super::opening::Opened;
@@ -60,7 +61,7 @@ impl ObjectDrive {
     /// # Errors
     /// A thread can't be started.
     pub fn over(
-        store: Arc<dyn Store>,
+        store: Arc<Counted>,
         opened: Opened,
         owner: &str,
         (algorithm, waiting_max): (Algorithm, usize),

@@ -12,6 +12,7 @@ mod change;
 mod checkpoint;
 mod checkpointing;
 mod contents;
+mod counted;
 mod directory;
 mod drive;
 mod format;
@@ -39,6 +40,7 @@ pub use branch::{copy_past, last_window};
 pub use change::{Changed, RootChange, What};
 pub use checkpoint::{Unit, read as read_units, write_blocks, write_rest};
 pub use contents::Contents;
+pub use counted::Counted;
 pub use directory::Directory;
 pub use drive::ObjectDrive;
 pub use format::{

@@ -16,7 +16,6 @@ use super::{Adoption, Mark};
 use crate::error::{Error, Result};
 use crate::remedy;
 use rustix::rand::{GetRandomFlags, getrandom};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a store that fails is asked again.
@@ -131,12 +130,11 @@ pub(super) fn patiently<T>(
 /// The volume is in use, is another one, or damaged; or the store fails for [`PATIENCE`]; or that
 /// of `approve`, and then nothing was changed.
 pub fn open(
-    store: &Arc<dyn Store>,
+    store: &dyn Store,
     wanted: &Wanted<'_>,
     approve: &dyn Fn(&VolumeFound) -> Result<()>,
     progress: &dyn Fn(u64),
 ) -> Result<Opened> {
-    let store = &**store;
     let found = match root(store)? {
         Some(root) => root,
         None => make(store, wanted)?,

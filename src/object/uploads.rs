@@ -5,6 +5,7 @@
 
 use super::ahead::look;
 use super::change::{Changed, RootChange, What};
+use super::counted::Counted;
 use super::format::{Identity, OFFSET_BITS, Object, Part, Seed, Session, check_of, part};
 use super::index::place;
 use super::issuer::{Taken, judge};
@@ -36,7 +37,7 @@ const LOOK: Duration = Duration::from_millis(500);
 
 /// See the module.
 pub struct Shared {
-    pub store: Arc<dyn Store>,
+    pub store: Arc<Counted>,
     pub volume: Identity,
     /// Bytes.
     pub size: AtomicU64,
@@ -54,8 +55,6 @@ pub struct Shared {
     over: AtomicBool,
     /// The [`place`] of a payload that is damaged; 0: none, a head is there.
     damaged: AtomicU64,
-    sent_objects: AtomicU64,
-    sent_bytes: AtomicU64,
 }
 
 /// The error number of a failure.
@@ -78,7 +77,7 @@ struct Job {
 }
 
 impl Shared {
-    pub fn new(store: Arc<dyn Store>, opened: Opened, owner: String) -> Self {
+    pub fn new(store: Arc<Counted>, opened: Opened, owner: String) -> Self {
         let Opened { owned, contents } = opened;
         let state = State::new(contents, owned.next);
         Self {
@@ -94,8 +93,6 @@ impl Shared {
             stop: AtomicBool::new(false),
             over: AtomicBool::new(false),
             damaged: AtomicU64::new(0),
-            sent_objects: AtomicU64::new(0),
-            sent_bytes: AtomicU64::new(0),
         }
     }
 
@@ -128,12 +125,6 @@ impl Shared {
         let until = Instant::now() + most;
         let mut state = self.state.lock();
         while !self.stops() && !self.changed.wait_until(&mut state, until).timed_out() {}
-    }
-
-    /// Counts a request that sends `bytes`.
-    pub fn note_sent(&self, bytes: usize) {
-        self.sent_objects.fetch_add(1, Ordering::Relaxed);
-        self.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Tells the store that this owner has ended. Best effort: without it, the next owner waits
@@ -207,10 +198,12 @@ impl Shared {
     /// Counters, now.
     pub fn stats(&self) -> ObjectStats {
         let damaged = self.damaged.load(Ordering::Relaxed);
+        let traffic = self.store.traffic();
         let state = self.state.lock();
         ObjectStats {
             place: self.store.place(),
             owner: self.owner.clone(),
+            session: self.session.iter().map(|byte| format!("{byte:02x}")).collect(),
             successor: state.successor.clone(),
             trouble: state.failing.as_ref().map(|(trouble, _)| trouble.text.clone()),
             damaged_object: Some(damaged >> OFFSET_BITS).filter(|_| damaged != 0).map(slot),
@@ -224,8 +217,10 @@ impl Shared {
             lost_blocks: state.contents.index.lost_blocks(),
             walk_objects: state.contents.since.objects,
             windows: state.windows(),
-            sent_objects: self.sent_objects.load(Ordering::Relaxed),
-            sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
+            sent_objects: traffic.sent,
+            sent_bytes: traffic.sent_bytes,
+            read_requests: traffic.reads,
+            read_bytes: traffic.read_bytes,
         }
     }
 
@@ -274,7 +269,6 @@ impl Shared {
     fn send(&self, job: Job) {
         let mut pause = PAUSES.0;
         while !self.stops() {
-            self.note_sent(job.content.len());
             let done = match self.store.create(&slot(job.slot), &job.content) {
                 Ok(()) => Ok(true),
                 Err(Failure::Exists) => self.is_ours(&job),

@@ -12,6 +12,9 @@ pub struct ObjectStats {
         place: String;
         /// This owner, as the store knows it.
         owner: String;
+        /// The number of this owner's time with the volume.
+        #[serde(default)]
+        session: String;
         /// The next owner: this one writes nothing more.
         #[serde(skip_serializing_if = "Option::is_none")]
         successor: Option<String>;
@@ -51,7 +54,15 @@ pub struct ObjectStats {
         /// Windows that this daemon has committed.
         windows: u64 = count "windows committed"
             => counter "ztier_object_windows_total" "Windows committed to the store.";
-        /// Objects that this daemon has sent, repetitions included.
+        /// Requests that read from the store.
+        #[serde(default)]
+        read_requests: u64 = count "requests that read"
+            => counter "ztier_object_read_requests_total" "Requests that read from the store.";
+        /// The bytes that they got.
+        #[serde(default)]
+        read_bytes: u64 = bytes "  bytes"
+            => counter "ztier_object_read_bytes_total" "Bytes read from the store.";
+        /// Objects that this daemon has sent, root and signs of life and repetitions included.
         sent_objects: u64 = count "objects sent"
             => counter "ztier_object_sent_objects_total" "Objects sent, repetitions included.";
         /// Their bytes.
