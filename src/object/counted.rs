@@ -105,4 +105,8 @@ impl Store for Counted {
     fn age(&self, key: &str) -> Result<Duration, Failure> {
         self.store.age(key)
     }
+
+    fn hurry(&self, most: Duration) {
+        self.store.hurry(most);
+    }
 }

@@ -33,6 +33,8 @@ const BLOCK: u64 = BLOCK_SIZE as u64;
 const LOOK: Duration = Duration::from_millis(500);
 /// Most bytes that one request reads of an object.
 const READ_MAX: u64 = 1 << 20;
+/// How long the end of a drive waits for its store.
+const LAST: Duration = Duration::from_secs(5);
 
 /// See the module.
 pub struct ObjectDrive {
@@ -107,6 +109,15 @@ impl ObjectDrive {
     /// Counters, now.
     pub fn stats(&self) -> ObjectStats {
         self.shared.stats()
+    }
+
+    /// Ends the threads. What they send is of no use any more: a log has it, or a flush has failed.
+    fn end(&self, threads: impl Iterator<Item = JoinHandle<()>>) {
+        self.shared.store.hurry(LAST);
+        self.shared.stop();
+        for thread in threads {
+            let _ = thread.join(); // it returns nothing
+        }
     }
 
     fn codec<T>(&self, work: impl FnOnce(&mut Codec) -> T) -> T {
@@ -378,10 +389,7 @@ impl Drive for ObjectDrive {
         // What a log has not committed it still has.
         let of_log = self.shared.state.lock().stage() != Stage::None;
         let flushed = if of_log { Ok(()) } else { self.flush() };
-        self.shared.stop();
-        for thread in self.threads.lock().drain(..) {
-            let _ = thread.join(); // it returns nothing
-        }
+        self.end(self.threads.lock().drain(..));
         flushed?;
         self.shared.give_up();
         Ok(())
@@ -390,9 +398,7 @@ impl Drive for ObjectDrive {
 
 impl Drop for ObjectDrive {
     fn drop(&mut self) {
-        self.shared.stop();
-        for thread in self.threads.get_mut().drain(..) {
-            let _ = thread.join(); // it returns nothing
-        }
+        let threads = std::mem::take(self.threads.get_mut());
+        self.end(threads.into_iter());
     }
 }

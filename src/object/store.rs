@@ -92,6 +92,12 @@ pub trait Store: Send + Sync {
 
     /// The time since an object was put, by the store's own clock.
     fn age(&self, key: &str) -> Result<Duration, Failure>;
+
+    /// From now on all requests, also those under way, end within the time `most`; those that would
+    /// not, fail. Where the system does not let a request be given up, nothing changes.
+    fn hurry(&self, most: Duration) {
+        let _ = most;
+    }
 }
 
 /// The key of the root.

@@ -23,6 +23,7 @@ use rustix::io::Errno;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
+use tokio::sync::watch;
 
 /// What the place of a store in a bucket begins with.
 const SCHEME: &str = "s3://";
@@ -42,6 +43,8 @@ pub struct S3 {
     prefix: String,
     client: AmazonS3,
     runtime: &'static Runtime,
+    /// When all requests must have ended, if the store is hurried.
+    end: watch::Sender<Option<tokio::time::Instant>>,
 }
 
 /// Bucket and prefix of a place.
@@ -79,7 +82,8 @@ impl S3 {
     pub fn open(place: &str) -> Checked<Self> {
         let (bucket, prefix) = parse(place)?;
         let (client, runtime) = (client::make(bucket)?, client::runtime()?);
-        Ok(Self { bucket: bucket.into(), prefix: prefix.into(), client, runtime })
+        let end = watch::Sender::new(None);
+        Ok(Self { bucket: bucket.into(), prefix: prefix.into(), client, runtime, end })
     }
 
     fn path(&self, key: &str) -> Path {
@@ -96,15 +100,29 @@ impl S3 {
         let heard = answer::Heard::new(format!("/{}/{key}", self.prefix));
         let answered = self.runtime.block_on(async {
             let heard = heard.clone();
-            tokio::time::timeout(WHOLE, answer::HEARD.scope(heard, work)).await
+            let work = tokio::time::timeout(WHOLE, answer::HEARD.scope(heard, work));
+            tokio::select! {
+                done = work => done.ok(),
+                () = self.ended() => None,
+            }
         });
         let answer = heard.take();
         let error = match answered {
-            Ok(Ok(done)) => return Ok((done, answer)),
-            Ok(Err(e)) => Some(e),
-            Err(_) => None,
+            Some(Ok(done)) => return Ok((done, answer)),
+            Some(Err(e)) => Some(e),
+            None => None,
         };
         Err(answer.failure(asked, &format!("{}/{key}", self.place()), error.as_ref()))
+    }
+
+    /// Waits until all requests must have ended.
+    async fn ended(&self) {
+        let mut heard = self.end.subscribe();
+        match heard.wait_for(Option::is_some).await.map(|end| *end) {
+            Ok(Some(end)) => tokio::time::sleep_until(end).await,
+            // The store is gone, and with it all that waits.
+            _ => std::future::pending().await,
+        }
     }
 
     /// An object, or a part of it.
@@ -174,6 +192,10 @@ impl Store for S3 {
 
     fn needs(&self) -> &'static str {
         "use a bucket with conditional writes, and a key that may read, write, remove and list"
+    }
+
+    fn hurry(&self, most: Duration) {
+        self.end.send_replace(Some(tokio::time::Instant::now() + most));
     }
 
     fn prepare(&self) -> Checked<()> {
