@@ -121,6 +121,33 @@ fn a_branch_has_no_checkpoint_of_later_windows() {
 }
 
 #[test]
+fn a_log_fits_a_store_whose_newest_window_is_in_the_checkpoint() {
+    let stored = Stored::new();
+    stored.up_logged(0, &["--log-size", "64M", "--size", "1G", "--sync-remote"]).ok();
+    let mut disk = stored.disk(0);
+    windows(&mut disk, 0, 80);
+    stored.await_checkpoint(0);
+    stored.hosts[0].kill("vol");
+    let told = read_independently_if_possible(&stored);
+    drop(disk);
+    stored.up_logged(0, &[]).ok();
+    let mut disk = stored.disk(0);
+    check(&mut disk, 0..80, 1);
+    windows(&mut disk, 80, 10);
+    drop(disk);
+    stored.hosts[0].ztier(&["down", "vol", "--drain"]).ok();
+    // The store alone has it all, from the same checkpoint.
+    stored.up(1, &["--force"]).ok();
+    check(&mut stored.disk(1), 0..90, 1);
+    assert_eq!(told, read_independently_if_possible(&stored));
+}
+
+/// The slot of the checkpoint, told by the reader of the format.
+fn read_independently_if_possible(stored: &Stored) -> Option<u64> {
+    (!missing(&["python3"])).then(|| read_independently(&stored.dir).checkpoint.unwrap())
+}
+
+#[test]
 fn deaths_leave_no_pieces_of_checkpoints_for_long() {
     let stored = Stored::new();
     let mut version = 0;
