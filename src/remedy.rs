@@ -294,11 +294,6 @@ remedies! {
         "if that host writes nothing, take the volume back; else `ztier log branch DEV --backing \
          PLACE --to PLACE` gives the log a store of its own",
     );
-    /// A volume in a store that is to grow while it has a log.
-    GROW_WITHOUT_LOG = Remedy::safe(
-        "`ztier restart NAME --log none`, then `ztier set NAME size=SIZE`, then \
-         `ztier restart NAME --log DEV`",
-    );
     /// A store that is older than what its log had brought it.
     STORE_BEHIND = Remedy::or(
         "give the store in its newest state",

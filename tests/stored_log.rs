@@ -433,16 +433,6 @@ fn what_can_not_be_is_one_line() {
     assert!(!fs::exists(other.trim_start_matches("file://")).unwrap());
     up(&log, &[]).ok();
     drain(&stored);
-    // The volume grew without the log.
-    up("none", &[]).ok();
-    stored.hosts[0].ztier(&["set", "vol", "size=2G"]).ok();
-    stored.hosts[0].ztier(&["down", "vol"]).ok();
-    // The log, which holds nothing, is made anew.
-    up(&log, &[]).ok();
-    assert_eq!(stored.disk(0).size, 2 << 30);
-    stored.hosts[0]
-        .ztier(&["set", "vol", "size=3G"])
-        .refused(2, &["`ztier restart vol --log none`"]);
 }
 
 #[test]

@@ -11,7 +11,6 @@ use crate::config::{Amount, Bounds, Limit, Plan, plan, size};
 use crate::control::{AdaptChange, Asking, RecompressChange};
 use crate::device::{self, Recompress};
 use crate::error::{Error, Result};
-use crate::remedy;
 
 /// A fixed limit in bytes, and how to adapt.
 pub(super) type LimitChange = (Option<u64>, AdaptChange);
@@ -102,10 +101,6 @@ impl Running {
         }
         now.ram_auto = new.ram_auto;
         if new.size_bytes != now.size_bytes {
-            if now.log.is_some() && now.is_in_store() {
-                let text = "a volume in a store has a fixed size while it has a log";
-                return Err(Error::usage(text).hint(remedy::GROW_WITHOUT_LOG.of(&self.served.name)));
-            }
             self.served.volume.grow(new.size_bytes)?;
             now.size_bytes = new.size_bytes;
         }

@@ -346,6 +346,9 @@ impl Pair {
         }
         let sb = &mut found.superblock;
         sb.identity = claimed.backing.identity()?;
+        if let Below::Store(object) = &below {
+            sb.blocks = one_size(object, sb.blocks)?;
+        }
         // An accepted older log becomes the newest.
         let newer = claimed.newer(sb).map_or(0, |seen| seen.generation);
         sb.generation = sb.generation.max(newer);
@@ -402,11 +405,6 @@ impl Pair {
         let found = match look() {
             Err(OpenError::NoLog) => None,
             found => Some(found),
-        };
-        // A log that holds nothing of a volume that has grown without it is made anew.
-        let found = match found {
-            Some(Ok(found)) if claimed.has_outgrown(&found) && kept.is_empty() => None,
-            found => found,
         };
         let usable = match &found {
             None => match lacking {
@@ -502,6 +500,16 @@ impl Below {
             Self::Store(drive) => Arc::clone(drive) as Arc<dyn Drive>,
         }
     }
+}
+
+/// The blocks of a volume in a store whose log has `blocks`: it may have grown without its log, and
+/// a store that went back, which the user accepted, gets the size that it had.
+fn one_size(object: &ObjectDrive, blocks: u64) -> Result<u64> {
+    let bytes = blocks * BLOCK_SIZE as u64;
+    if object.size() < bytes {
+        object.grow(bytes)?;
+    }
+    Ok(object.size() / BLOCK_SIZE as u64)
 }
 
 fn absolute(path: &Path) -> PathBuf {

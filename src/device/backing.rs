@@ -17,7 +17,8 @@ pub(super) trait Backing {
     /// Its size is no multiple of a block.
     fn require_whole(&self) -> Result<()>;
 
-    /// Whether it may grow without its log.
+    /// Whether it may be larger than its log says, which then grows, too. If it is smaller,
+    /// [`Self::compare`] says so.
     fn grows(&self) -> bool {
         false
     }

@@ -42,7 +42,8 @@ pub fn branch(log: &Path, (from, to): (&Path, &Path), progress: &dyn Fn(&str, u6
         window.mark.is_some_and(|mark| mark.log == sb.uuid) || stored.saw(window)
     };
     let newest = object::last_window(&*from_store, &root, own, &|n| progress("read", n))?;
-    let past = VolumeFound { volume: root.volume, size: root.size, newest };
+    let size = sb.blocks * BLOCK_SIZE as u64;
+    let past = VolumeFound { volume: root.volume, size, newest };
     match past.compare(&sb, &sb.identity)? {
         Some(Match::Same) => {}
         _ => {
@@ -50,6 +51,6 @@ pub fn branch(log: &Path, (from, to): (&Path, &Path), progress: &dyn Fn(&str, u6
                 .hint(remedy::STORE_BEHIND));
         }
     }
-    let until = (newest.map(|newest| newest.slot), sb.blocks * BLOCK_SIZE as u64);
+    let until = (newest.map(|newest| newest.slot), size);
     object::copy_past(&*from_store, &*to_store, until, &|n| progress("copied", n))
 }

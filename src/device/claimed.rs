@@ -6,7 +6,6 @@
 
 use super::backing::Backing;
 use super::record::{Book, Record, Seen};
-use crate::BLOCK_SIZE;
 use crate::error::Result;
 use crate::log::disk::format::Superblock;
 use crate::log::{self, Inspection};
@@ -36,14 +35,6 @@ impl Claimed {
     pub fn is_foreign(&self, sb: &Superblock) -> bool {
         let compared = self.compare(sb).ok().flatten();
         !matches!(compared, Some(Match::Same | Match::Changed { .. } | Match::Behind { .. }))
-    }
-
-    /// Whether a log holds nothing, and is of another size than the volume in a store that it is
-    /// of.
-    pub fn has_outgrown(&self, found: &Inspection) -> bool {
-        let sb = &found.superblock;
-        let other = sb.blocks != self.backing.bytes() / BLOCK_SIZE as u64;
-        other && self.backing.grows() && !holds_data(found) && !self.is_foreign(sb)
     }
 
     /// Whether certainly nothing was written to the backing store since its log was closed.

@@ -239,7 +239,7 @@ impl Pair {
             Match::Other { what } => refuse(format!(
                 "{log} is the log of another drive than {backing} (it differs in {what})"
             )),
-            _ if sb.blocks != blocks => refuse(format!(
+            _ if sb.blocks != blocks && !claimed.backing.grows() => refuse(format!(
                 "{log} is the log of a drive with {} bytes, and {backing} has {}",
                 sb.blocks * BLOCK_SIZE as u64,
                 claimed.backing.bytes()

@@ -61,7 +61,8 @@ pub struct LogVolume {
     logged: Arc<Logged>,
     /// The read cache of the backing store, if there is one.
     cache: Option<Arc<Cached>>,
-    blocks: u64,
+    /// Only grows.
+    blocks: AtomicU64,
     discards: bool,
     options: LogOptions,
     runtime: Mutex<Option<Runtime>>,
@@ -149,7 +150,7 @@ impl LogVolume {
         Ok(Arc::new(Self {
             logged: Arc::new(Logged::new(core, log, backing)),
             cache,
-            blocks,
+            blocks: AtomicU64::new(blocks),
             discards,
             options,
             runtime: Mutex::new(None),
@@ -304,7 +305,7 @@ impl LogVolume {
         let object = self.object.get().map(|object| object.stats());
         let kept = object.as_ref().map_or(0, |object| object.index_bytes + object.waiting_bytes);
         Stats {
-            disk_size_bytes: self.blocks * BLOCK,
+            disk_size_bytes: self.size(),
             mem_used_bytes: kept,
             object,
             corrupt_records: self.logged.damaged_reads(),
@@ -330,7 +331,7 @@ impl From<Fault> for IoError {
 
 impl Device for LogVolume {
     fn size(&self) -> u64 {
-        self.blocks * BLOCK
+        self.blocks.load(Ordering::Acquire) * BLOCK
     }
 
     /// A discarded block must read as zeros, also in the backing store alone. If the drive can only
@@ -385,6 +386,17 @@ impl Serving for LogVolume {
             Some(cache) => cache.set_limit(bytes),
             None => Err(super::contract::no_copies()),
         }
+    }
+
+    /// Only in a store: a drive has its own size. The store comes first, then the log's superblock,
+    /// then requests: whenever the daemon dies, the log is no larger than its store, which is what
+    /// opening asks of it, and no change lies beyond the end of the store.
+    fn grow(&self, size: u64) -> Result<()> {
+        let object = self.object.get().ok_or_else(super::contract::fixed_size)?;
+        object.grow(size)?;
+        self.logged.grow(size / BLOCK);
+        self.blocks.store(size / BLOCK, Ordering::Release);
+        Ok(())
     }
 
     fn close(&self) -> Result<()> {

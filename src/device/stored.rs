@@ -4,11 +4,13 @@
 //! and the tail of the log's newest commit since then. The log's windows carry its UUID and tail.
 //! So a store that is opened later tells how it relates to its log: whose its newest window is, and
 //! whether that is before or behind what the log knows. The superblock's own tail does not tell: it
-//! also passes segments of which there is nothing to commit.
+//! also passes segments of which there is nothing to commit. Nor does a volume that is larger than
+//! its log: it grew, here or on another host, before the log could say so.
 //!
 //! Invariant: nothing here changes the store.
 
 use super::backing::Backing;
+use crate::BLOCK_SIZE;
 use crate::error::Result;
 use crate::log::disk::format::{IDENTITY, Superblock};
 use crate::media::{Commit, Match};
@@ -100,9 +102,9 @@ impl VolumeFound {
             (_, None) if there == known => Match::Same,
             // A commit of which the log's superblock does not know yet.
             (Some(_), None) if is_later => Match::Same,
-            (None, _) if is_later => {
-                Match::Changed { what: format!("its newest window, {is}, is not of that log") }
-            }
+            (None, _) if is_later => Match::Changed {
+                what: format!("its newest window, {is}, which is not of that log"),
+            },
             _ => {
                 Match::Behind { what: format!("its newest window is {is}, and was {was} or later") }
             }
@@ -132,7 +134,14 @@ impl Backing for VolumeFound {
         if stored.volume != self.volume {
             return Ok(Some(Match::Other { what: "the volume's id".into() }));
         }
-        Ok(Some(self.compare_newest(sb.uuid, &stored)))
+        let had = sb.blocks * BLOCK_SIZE as u64;
+        Ok(Some(match self.compare_newest(sb.uuid, &stored) {
+            // The store grows before its log.
+            Match::Same if had > self.size => {
+                Match::Behind { what: format!("it has {} bytes, and had {had}", self.size) }
+            }
+            compared => compared,
+        }))
     }
 
     /// Each change of a store is a window, so nothing is hidden from [`Self::compare`].
@@ -227,5 +236,41 @@ mod tests {
         }
         let empty = Stored { witness: none.witness(), ..stored(0, None) };
         assert_eq!(fits(&none, empty), "fits");
+    }
+    #[test]
+    fn a_volume_that_grew_fits_its_log_and_one_that_shrank_went_back() {
+        let stored = stored(20, Some(5)).encode();
+        let sb = |blocks| Superblock {
+            uuid: LOG,
+            generation: 1,
+            segment: 1 << 20,
+            segments: 64,
+            data_at: 1 << 20,
+            blocks,
+            open: true,
+            tail: Tail::default(),
+            written: Tail::default(),
+            void: 0,
+            at_s: 0,
+            change_counter: crate::media::ChangeCounter::default(),
+            copies: false,
+            durable: 0,
+            identity: stored,
+            checkpoint: None,
+            past_s: 0,
+            mixture_s: 0,
+            spent: false,
+            epochs: Vec::new(),
+            lost: Vec::new(),
+        };
+        let compare =
+            |slot, by, blocks| found(slot, by).compare(&sb(blocks), &stored).unwrap().unwrap();
+        let (blocks, own) = ((1 << 30) / BLOCK_SIZE as u64, Some((LOG, 6)));
+        for fits in [1, blocks - 1, blocks] {
+            assert_eq!(compare(30, own, fits), Match::Same);
+        }
+        assert!(matches!(compare(30, own, blocks + 1), Match::Behind { .. }));
+        // Another owner's window says more than the size.
+        assert!(matches!(compare(30, None, blocks + 1), Match::Changed { .. }));
     }
 }

@@ -5,6 +5,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
 use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -149,6 +150,9 @@ impl Sandbox {
         eventually("the daemon is gone", || {
             self.ztier(&["status", name]).err.contains("the daemon of volume")
         });
+        // A dying memory holder takes connections, and answers nothing.
+        let keep = self.run_dir().join(format!("{name}.keep"));
+        eventually("the memory holder is gone", || UnixStream::connect(&keep).is_err());
     }
 
     /// Kills a volume's daemon with SIGKILL, and waits until it is gone.

@@ -508,6 +508,15 @@ impl Core {
         }
     }
 
+    /// The volume has this many blocks from now on; durable as [`Self::identify`] is. The backing
+    /// store must have them already: it refuses a log that is larger.
+    pub fn grow(&mut self, blocks: u64) {
+        self.sb.blocks = blocks;
+        if !self.is_failed() || self.is_rescuing() {
+            self.write_superblock(After::Identity);
+        }
+    }
+
     /// Whether the superblock on the drive is the newest.
     pub fn is_written(&self) -> bool {
         self.window.copying.is_none()

@@ -21,7 +21,7 @@ pub(super) enum After {
     Rewrite,
     /// The log is closed.
     Close,
-    /// The identity of the backing store, the note of copies, or the durable mark changes.
+    /// The identity or size of the backing store, the note of copies, or the durable mark changes.
     Identity,
     /// There is a newer checkpoint.
     Checkpoint,

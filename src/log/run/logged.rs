@@ -293,6 +293,13 @@ impl Logged {
         self.settle(Awaited::Commit, |core| core.is_written().then_some(Ok(())))
     }
 
+    /// Notes durably that the backing store, and so the volume, has this many blocks. A log that
+    /// fails meanwhile notes it if it can: the next opening takes the size from the backing store.
+    pub fn grow(&self, blocks: u64) {
+        self.core.lock().grow(blocks);
+        self.settle(Awaited::Commit, |core| core.is_written().then_some(()));
+    }
+
     /// The ranges of blocks of the backing store that its identity has samples of.
     pub(super) fn samples(&self) -> Vec<Range<u64>> {
         self.watched.samples()
