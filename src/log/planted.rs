@@ -104,10 +104,12 @@ pub enum Bug {
     RepeatCommitted,
     /// Of blocks that go to an atomic backing store as they are packed, the first is taken for all.
     FirstPacked,
+    /// A volume has grown before a superblock says so.
+    GrowUnwritten,
 }
 
 /// All bugs.
-pub const BUGS: [Bug; 48] = [
+pub const BUGS: [Bug; 49] = [
     Bug::AcknowledgeUnflushed,
     Bug::FlushBeforeWritten,
     Bug::ReuseBeforeSuperblock,
@@ -156,6 +158,7 @@ pub const BUGS: [Bug; 48] = [
     Bug::CommitBeforeJudging,
     Bug::RepeatCommitted,
     Bug::FirstPacked,
+    Bug::GrowUnwritten,
 ];
 
 crate::planted::plantable!(Bug, sim);

@@ -22,6 +22,7 @@ mod shrink;
 mod actors;
 mod admission;
 mod death;
+mod growth;
 mod outage;
 mod volume;
 mod world;

@@ -128,7 +128,8 @@ impl World<'_> {
         self.note_faults(fired);
         let mut volume = result.map_err(|why| self.refused(&why))?;
         volume.take_codec(&mut self.volume);
-        self.volume = volume;
+        let last = std::mem::replace(&mut self.volume, volume);
+        self.judge_size(&last.core)?;
         self.stats.recoveries += 1;
         self.is_bare = false;
         self.forgiven = self.fired();

@@ -114,6 +114,11 @@ impl Setup {
         self.seed > 1 && mix(self.seed ^ 0xa70_311c).is_multiple_of(4)
     }
 
+    /// Whether the volume grows. Not drawn from the generator, so that seeds keep their meaning.
+    pub fn grows(&self) -> bool {
+        mix(self.seed ^ 0x6772_6f77) % 8 == 1
+    }
+
     /// With `--sync`, the number of concurrent writers: each gets its answer when its change is
     /// durable. `None` where a write is acknowledged when the log has it in memory. Not drawn from
     /// the generator, so that seeds keep their meaning.

@@ -22,6 +22,8 @@ pub enum Kind {
     Twice,
     /// After a drain the backing store differs from the volume.
     Backing,
+    /// A volume that has grown has a size that is none of those.
+    Size,
     /// A drive got a request that is not allowed.
     Misuse,
     /// The log failed although its drives did not.

@@ -137,6 +137,8 @@ pub struct World<'p> {
     pub(crate) faults: &'p [(Side, Fault)],
     /// The log stays full, explained by a lie and an error together: writers do not wait any more.
     pub(crate) is_stuck: bool,
+    /// Blocks that the volume has durably, at least.
+    pub(crate) durable_blocks: u64,
     /// Whether the last flush that the flusher waited for succeeded.
     pub(crate) is_secured: bool,
     pub(crate) stats: Stats,
@@ -241,6 +243,7 @@ impl<'p> World<'p> {
             rescues: 0,
             faults: &program.faults,
             is_stuck: false,
+            durable_blocks: u64::from(setup.blocks),
             is_secured: false,
             stats: Stats::default(),
             before,
@@ -349,6 +352,7 @@ impl<'p> World<'p> {
             Step::Finish(choice) => self.end_read(*choice),
             Step::Tick(ms) => {
                 self.tick(u64::from(*ms));
+                self.grow();
                 Ok(())
             }
             Step::Copy(_) | Step::Store(_) | Step::Leave => {
