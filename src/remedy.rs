@@ -289,6 +289,14 @@ remedies! {
          changed on the backing store with --accept-changed-backing (then check the file system)",
         Loses::Log,
     );
+    /// A log that holds changes of a volume in a store that went on without it.
+    LOG_BEHIND_STORE = Remedy::or(
+        "`ztier log branch DEV --backing PLACE --to PLACE` gives the log a store of its own",
+        "`ztier log branch DEV --backing PLACE --to PLACE` gives the log a store of its own; only if \
+         that is not needed, give up the log and what it held with --discard-log, or what was \
+         written meanwhile with --accept-changed-backing (then check the file system)",
+        Loses::Log,
+    );
     /// A log whose volume another host has taken over.
     LOG_OVERTAKEN = Remedy::safe(
         "if that host writes nothing, take the volume back; else `ztier log branch DEV --backing \

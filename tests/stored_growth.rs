@@ -290,3 +290,55 @@ fn a_volume_that_grows_outlives_its_daemon_at_any_moment() {
     assert_eq!(stored.disk(1).size, size);
     check(&mut stored.disk(1), 0..UNSENT, 2);
 }
+
+/// The host of the log died or went away; another one has made the volume larger, and written
+/// nothing.
+#[test]
+fn a_log_fits_a_volume_that_another_host_enlarged() {
+    for dies in [true, false] {
+        let stored = unsent(2);
+        if dies {
+            stored.hosts[0].kill_both("vol");
+        } else {
+            stored.hosts[0].ztier(&["down", "vol"]).looked();
+        }
+        // It may have a log of its own.
+        let more = ["--force", "--log-size", "64M"];
+        if dies {
+            stored.up(1, &more[..1]).ok()
+        } else {
+            stored.up_logged(1, &more).ok()
+        };
+        check(&mut stored.disk(1), 0..10, 1);
+        resize(&stored, 1, "2G");
+        stored.hosts[1].ztier(&["down", "vol"]).ok();
+        up_again(&stored);
+        is_whole(&stored, 2 * GIB, 2);
+        stored.hosts[0].ztier(&["down", "vol", "--drain"]).ok();
+        stored.up(1, &[]).ok();
+        check(&mut stored.disk(1), 0..UNSENT, 2);
+    }
+}
+
+#[test]
+fn a_log_is_refused_by_a_larger_volume_that_went_on_and_fits_its_branch() {
+    let stored = unsent(2);
+    stored.hosts[0].ztier(&["down", "vol"]).looked();
+    stored.up(1, &[]).ok();
+    resize(&stored, 1, "2G");
+    write(&mut stored.disk(1), 5..6, 7);
+    stored.hosts[1].ztier(&["down", "vol"]).ok();
+    stored.up_logged(0, &[]).refused(5, &["is not of that log", "--discard-log"]);
+    let (log, place) = (stored.log(0), format!("{}-branch", stored.place()));
+    stored.hosts[0]
+        .ztier(&["log", "branch", &log, "--backing", &stored.place(), "--to", &place])
+        .ok();
+    let up = ["up", "vol", "--export", "nbd", "--backing", &place, "--log", &log];
+    stored.hosts[0].ztier(&up).ok();
+    is_whole(&stored, GIB, 2);
+    stored.hosts[0].ztier(&["down", "vol"]).looked();
+    stored.up_logged(0, &["--discard-log"]).ok();
+    let mut disk = stored.disk(0);
+    assert_eq!(disk.size, 2 * GIB);
+    check(&mut disk, 5..6, 7);
+}

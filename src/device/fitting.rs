@@ -4,6 +4,7 @@
 //! and a flag that excepts nothing is refused.
 
 use super::claimed::{Claimed, holds_data};
+use super::object_setup::is_store;
 use super::pair::{Granted, Pair};
 use super::record::{Record, Seen, moment, state};
 use crate::BLOCK_SIZE;
@@ -126,7 +127,10 @@ impl Pair {
             return Err(Error::would_lose(format!(
                 "{backing} was changed while {log} held newer data of it ({what}; {since})"
             ))
-            .hint(remedy::LOG_BEHIND));
+            .hint(match is_store(&self.backing) {
+                true => remedy::LOG_BEHIND_STORE,
+                false => remedy::LOG_BEHIND,
+            }));
         }
         granted.changed = true;
         let note = format!("{log} goes over {backing}, which was changed meanwhile ({what})");
