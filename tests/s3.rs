@@ -9,7 +9,6 @@ mod support {
     pub mod nbd;
     pub mod place;
     pub mod s3_engine;
-    pub mod s3_proxy;
     pub mod sandbox;
 }
 
@@ -21,8 +20,8 @@ use std::time::{Duration, Instant};
 use support::disk::Disk;
 use support::place::content;
 use support::s3_engine::{BUCKET, Engine, KEY, Kind, SECRET};
-use support::s3_proxy::{FAULTS, Proxy};
 use support::sandbox::{Done, Sandbox, eventually, finish, finish_within};
+use ztier_s3::{FAULTS, Proxy};
 
 const BLOCK: u64 = 4096;
 /// Limit on a command whose store fails now and then.
@@ -238,7 +237,7 @@ fn what_a_log_has_gets_there_whatever_the_network_does() {
 fn through_faults(logged: bool) {
     let Some(engine) = Engine::start(Kind::Gofakes3) else { return };
     let seed = Seed::new();
-    let proxy = Proxy::new(engine.address, seed.0);
+    let proxy = Proxy::new(engine.address, seed.0).unwrap();
     let bucket = Bucket::new(proxy.endpoint());
     let up = |host: usize, more: &[&str]| {
         let log = bucket.hosts[host].path().join("log").display().to_string();
@@ -305,7 +304,7 @@ fn through_faults(logged: bool) {
 #[test]
 fn what_can_not_be_is_one_line_and_soon() {
     let Some(engine) = Engine::start(Kind::Gofakes3) else { return };
-    let proxy = Proxy::new(engine.address, 1);
+    let proxy = Proxy::new(engine.address, 1).unwrap();
     let bucket = Bucket::new(proxy.endpoint());
     let up = |place: &str, change: &dyn Fn(&mut Command)| {
         let args = ["up", "vol", "--export", "nbd", "--log", "none", "--size", "1G", "--backing"];
@@ -390,7 +389,7 @@ fn telling(dir: &Path, texts: &[&str]) -> Vec<String> {
 #[test]
 fn secrets_show_nowhere() {
     let Some(engine) = Engine::start(Kind::Gofakes3) else { return };
-    let proxy = Proxy::new(engine.address, 1);
+    let proxy = Proxy::new(engine.address, 1).unwrap();
     let bucket = Bucket::new(proxy.endpoint());
     let token = "a-session-token-that-nothing-may-show";
     let secrets = [SECRET, token];
