@@ -2,6 +2,7 @@
 
 mod all;
 mod cached;
+mod object;
 mod scan;
 mod worst;
 mod zcache;
@@ -82,6 +83,9 @@ enum Table {
     Models(ModelsArgs),
     /// What the read cache costs: a hit, a miss, beside the drive alone.
     Cache(cached::CacheArgs),
+    /// Volumes in stores of objects, by the latency of the store: flushes, uploads, losses when a
+    /// host dies, takeovers, memory, and rivals.
+    Object(object::ObjectArgs),
     /// The read cache: IOzone on a file as large as the memory, on a slow disk, with ours and
     /// without.
     Zcache(zcache::ZcacheArgs),
@@ -330,6 +334,7 @@ impl Table {
             Self::Cache(args) => cached::run(&args),
             Self::Log(args) => durable_log(args),
             Self::Scan(args) => args.run(),
+            Self::Object(args) => args.run(),
             Self::Zcache(args) => args.run(),
             Self::WorstCase(args) => args.run(),
             Self::Policy(args) => replays(args),
@@ -590,6 +595,8 @@ mod tests {
             "worst-case --quick --vm --svg a.svg --json a --csv b",
             "worst-case --full --runs 2 --memory 256 --files 256,512 --only disk,fixed,auto",
             "idle-heap 8",
+            "object --quick --json a --csv b --only flush,upload,loss,takeover,memory,rivals",
+            "object --latency 0,30 --volume 64G",
             "zcache --quick --svg a.svg --json a --csv b",
             "zcache --full --runs 3 --only nine,volumes,disk,sweep",
             "zcache --systems cache,log --data iozone,2:1,files",
@@ -620,6 +627,7 @@ mod tests {
             "scan --page-cluster 11",
             "scan --runs 0",
             "scan-load 480",
+            "object --only everything",
             "zcache --quick --full",
             "worst-case --quick --full",
             "worst-case --only everything",

@@ -193,14 +193,18 @@ impl Report {
 
     /// Adds and prints the reason why a figure could not be measured.
     pub fn missing(&mut self, section: &str, system: &str, reason: impl std::fmt::Display) {
-        let row = Row {
+        self.quiet_missing(section, system, reason);
+        self.rows.last().into_iter().for_each(|row| print(&layout::row_line(row)));
+    }
+
+    /// Adds the reason why a figure could not be measured, without printing it.
+    pub fn quiet_missing(&mut self, section: &str, system: &str, reason: impl std::fmt::Display) {
+        self.rows.push(Row {
             section: section.into(),
             system: system.into(),
             missing: Some(reason.to_string()),
             ..Row::default()
-        };
-        print(&layout::row_line(&row));
-        self.rows.push(row);
+        });
     }
 
     /// Adds a ratio; one that is not a number (a division by nothing measured) is left out.

@@ -16,6 +16,8 @@ pub enum Target<'a> {
     Nbd(&'a str),
     /// A block device or a file, bypassing the page cache.
     Direct(&'a Path),
+    /// A file, through the page cache, one request at a time.
+    File(&'a Path),
 }
 
 /// One job.
@@ -60,8 +62,10 @@ pub struct Reached {
     pub bytes_per_second: f64,
     /// CPU time of fio itself (user + system), in percent.
     pub cpu_percent: f64,
-    /// 99.9th percentile of the time of requests, or of flushes if there are some, in milliseconds;
-    /// NaN if fio reports none.
+    /// Median of the time of requests, or of flushes if there are some, in milliseconds; NaN if fio
+    /// reports none.
+    pub p50_ms: f64,
+    /// 99.9th percentile of the same.
     pub p999_ms: f64,
 }
 
@@ -93,6 +97,9 @@ pub fn measure(job: &Job<'_>) -> Result<Reached> {
         Target::Direct(path) => {
             ["--ioengine=libaio".to_owned(), format!("--filename={}", path.display())]
         }
+        Target::File(path) => {
+            ["--ioengine=psync".to_owned(), format!("--filename={}", path.display())]
+        }
     });
     if job.shrinks {
         args.push("--buffer_compress_percentage=50".to_owned());
@@ -110,9 +117,9 @@ pub fn measure(job: &Job<'_>) -> Result<Reached> {
     parse(&run("fio", &args, limit)?, job.pattern.contains("write"))
 }
 
-/// 99.9th percentile in milliseconds.
-fn p999(times: &Value) -> Option<f64> {
-    times["percentile"]["99.900000"].as_f64().map(|ns| ns / 1e6)
+/// A percentile in milliseconds, by fio's name of it.
+fn percentile(times: &Value, name: &str) -> Option<f64> {
+    times["percentile"][name].as_f64().map(|ns| ns / 1e6)
 }
 
 /// Parses fio's output, which has notes before its JSON.
@@ -127,10 +134,15 @@ fn parse(text: &str, write: bool) -> Result<Reached> {
     let number = |value: &Value, name: &str| {
         value.as_f64().ok_or_else(|| Error::failure(format!("fio's output has no {name}")))
     };
+    let time = |name: &str| {
+        let found = percentile(&job["sync"]["lat_ns"], name);
+        found.or(percentile(&side["clat_ns"], name)).unwrap_or(f64::NAN)
+    };
     Ok(Reached {
         iops: number(&side["iops"], "iops")?,
         bytes_per_second: number(&side["bw_bytes"], "bw_bytes")?,
-        p999_ms: p999(&job["sync"]["lat_ns"]).or(p999(&side["clat_ns"])).unwrap_or(f64::NAN),
+        p50_ms: time("50.000000"),
+        p999_ms: time("99.900000"),
         cpu_percent: number(&job["usr_cpu"], "usr_cpu")? + number(&job["sys_cpu"], "sys_cpu")?,
     })
 }
@@ -152,7 +164,7 @@ mod tests {
         assert!((result.iops - 10.5).abs() < 1e-9 && (result.cpu_percent - 3.5).abs() < 1e-9);
         assert!(result.p999_ms.is_nan());
         let times = |ns| serde_json::json!({"percentile": {"99.000000": 1, "99.900000": ns}});
-        assert_eq!(p999(&times(2_500_000)), Some(2.5));
+        assert_eq!(percentile(&times(2_500_000), "99.900000"), Some(2.5));
         assert!(parse(&text(0), true).is_err());
         assert!(parse(&text(5), false).is_err());
         assert!(parse("fio: no such engine", false).is_err());

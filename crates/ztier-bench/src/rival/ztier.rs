@@ -7,7 +7,7 @@
 use super::Disk;
 use crate::report::warn;
 use crate::sys::command::{run, undo};
-use crate::sys::remains::{Volume, is_gone};
+use crate::sys::remains::{Known, Volume, is_gone};
 use crate::sys::workdir::WorkDir;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -232,8 +232,11 @@ impl Drop for Up {
 
 /// Takes down the volumes of dead runs, with their data: only those of `known` runs, which are
 /// known to have had volumes, as a volume with such a name alone may be a user's.
-pub fn down_of(known: &BTreeSet<u32>) -> Vec<Volume> {
-    binary().map_or_else(|_| Vec::new(), |binary| down_by(&binary, known))
+pub fn down_of(known: &Known) -> Vec<Volume> {
+    let Ok(binary) = binary() else { return Vec::new() };
+    let mut all = down_by(&binary, &known.runs);
+    all.extend(super::stored::down_of(&known.hosts));
+    all
 }
 
 fn down_by(binary: &Path, known: &BTreeSet<u32>) -> Vec<Volume> {
@@ -280,7 +283,7 @@ pub fn takes(option: &str) -> Result<bool> {
 }
 
 /// The `ztier` of the same build.
-fn binary() -> Result<PathBuf> {
+pub(super) fn binary() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find out where this program is")?;
     let binary = own.with_file_name("ztier");
     if binary.is_file() {
@@ -292,7 +295,7 @@ fn binary() -> Result<PathBuf> {
 }
 
 /// The first word of the output that can be opened as an endpoint.
-fn endpoint(text: &str) -> Option<&str> {
+pub(super) fn endpoint(text: &str) -> Option<&str> {
     text.split_whitespace().find(|word| word.starts_with("/dev/") || word.starts_with("nbd"))
 }
 

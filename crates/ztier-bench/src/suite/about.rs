@@ -12,9 +12,10 @@ const COMMIT: &str = "ZTIER_BENCH_COMMIT";
 /// Limit on the time that a program takes to print its version.
 const LIMIT: Duration = Duration::from_secs(10);
 /// The programs used, and the option that prints the version of each.
-const PROGRAMS: [(&str, &str); 8] = [
+const PROGRAMS: [(&str, &str); 9] = [
     ("fio", "--version"),
     ("nbdkit", "--version"),
+    ("s3backer", "--version"),
     ("mkfs.ext4", "-V"),
     ("qemu-system-x86_64", "--version"),
     ("sqlite3", "--version"),

@@ -4,7 +4,7 @@
 //! Its restrictions are in the arguments, which the report prints.
 
 /// Names of all parts, in the order in which they run.
-pub const NAMES: [&str; 11] = [
+pub const NAMES: [&str; 12] = [
     "models",
     "policy",
     "cache",
@@ -13,6 +13,7 @@ pub const NAMES: [&str; 11] = [
     "zcache",
     "worst-case",
     "log",
+    "object",
     "zram-vm",
     "log-vm",
     "scan-vm",
@@ -34,7 +35,7 @@ const fn entry(name: &'static str, args: &'static str, typical_s: f64) -> Entry 
     Entry { name, args, typical_s }
 }
 
-const QUICK: [Entry; 11] = [
+const QUICK: [Entry; 12] = [
     entry("models", "models", 3.0),
     entry("policy", "policy --quick", 4.0),
     entry("cache", "cache --quick", 20.0),
@@ -43,12 +44,13 @@ const QUICK: [Entry; 11] = [
     entry("zcache", "zcache --quick", 113.0),
     entry("worst-case", "worst-case --quick --only disk,fixed,auto --files 192", 200.0),
     entry("log", "log --quick --keep-going", 110.0),
+    entry("object", "object --quick --latency 30 --only flush,upload,takeover,memory", 80.0),
     entry("zram-vm", "zram --vm --quick --keep-going --only devices,iozone", 132.0),
     entry("log-vm", "log --vm --quick --keep-going", 46.0),
     entry("scan-vm", "scan --vm --quick --only ztier,zram-lz4,disk --runs 1", 51.0),
 ];
 
-const FULL: [Entry; 11] = [
+const FULL: [Entry; 12] = [
     entry("models", "models", 2.0),
     entry("policy", "policy", 16.0),
     entry("cache", "cache", 105.0),
@@ -57,6 +59,7 @@ const FULL: [Entry; 11] = [
     entry("zcache", "zcache", 3100.0),
     entry("worst-case", "worst-case", 2230.0),
     entry("log", "log --keep-going", 1800.0),
+    entry("object", "object", 3000.0),
     entry("zram-vm", "zram --vm --keep-going --mode mmap", 820.0),
     entry("log-vm", "log --vm --keep-going", 280.0),
     entry("scan-vm", "scan --vm --quick --runs 3 --zswap-percent 3", 200.0),

@@ -53,6 +53,28 @@ fn parse_stat(text: &str, ticks_per_second: u64) -> Option<Usage> {
     })
 }
 
+/// Bytes of memory of a process and its children, with their parts of what they share (PSS).
+///
+/// # Errors
+/// There is no such process.
+pub fn pss_of_family(pid: u32) -> Result<u64> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let children = threads.filter_map(|task| {
+        let list = std::fs::read_to_string(task.path().join("children")).ok()?;
+        Some(list.split_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<u32>>())
+    });
+    // A child may have ended meanwhile.
+    let of_children: u64 = children.flatten().filter_map(|child| pss(child).ok()).sum();
+    Ok(pss(pid)? + of_children)
+}
+
+fn pss(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/smaps_rollup");
+    let text = std::fs::read_to_string(&path).context(format_args!("cannot read {path}"))?;
+    let kib = labelled(&text, "Pss");
+    kib.map(|kib| kib << 10).ok_or_else(|| Error::failure(format!("{path} has no Pss")))
+}
+
 /// Faults with I/O of the calling thread.
 pub fn own_major_faults() -> u64 {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
@@ -259,6 +281,17 @@ mod tests {
             own.since(own),
             Cost { resident_max_kib: own.resident_max_kib, ..Cost::default() }
         );
+    }
+
+    #[test]
+    fn children_count_with_their_parts() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let (family, alone) = (pss_of_family(std::process::id()), pss(std::process::id()));
+        let of_child = pss(child.id());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(of_child.unwrap() > 0 && alone.unwrap() > 0 && family.unwrap() > 0);
+        assert!(pss_of_family(u32::MAX).is_err());
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod iozone;
 pub mod log;
 pub mod memory;
 pub mod models;
+pub mod object;
 mod random;
 pub mod restart;
 pub mod scan;

@@ -4,6 +4,7 @@
 //! the report says so.
 
 pub mod log;
+pub mod object;
 pub mod swap;
 pub mod worst;
 pub mod zcache;
@@ -89,8 +90,8 @@ impl Source {
 }
 
 /// All source documents.
-pub const ALL: [Source; 5] =
-    [zram::SOURCE, swap::SOURCE, zcache::SOURCE, worst::SOURCE, log::SOURCE];
+pub const ALL: [Source; 6] =
+    [zram::SOURCE, swap::SOURCE, zcache::SOURCE, worst::SOURCE, log::SOURCE, object::SOURCE];
 
 /// A figure of a document.
 fn figure(part: &str, system: &str, case: &str, value: f64, unit: &str) -> Figure {

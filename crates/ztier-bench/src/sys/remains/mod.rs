@@ -8,29 +8,27 @@
 mod kernel;
 mod names;
 
-pub use names::is_gone;
+pub use names::{Known, is_gone};
 
 use crate::report::{say, warn};
 use crate::sys::command::undo;
 use kernel::{Loop, Mount};
 use names::{Places, run_of};
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use ztier::error::{Context, Error, Result};
 use ztier::export::Leftover;
 
 /// Directory for files that are too large for memory.
-const LARGE: &str = "/var/tmp";
+pub const LARGE: &str = "/var/tmp";
 const LIMIT: Duration = Duration::from_secs(30);
 /// Reading swap back from a slow disk takes this long at most.
 const SWAP_LIMIT: Duration = Duration::from_secs(300);
 
 /// A leftover volume: the run that made it, its name, and the result of its removal.
 pub type Volume = (u32, String, Result<()>);
-/// Takes down the volumes of dead runs; its argument has the runs that are known to have had
-/// volumes.
-pub type Down<'a> = &'a dyn Fn(&BTreeSet<u32>) -> Vec<Volume>;
+/// Takes down the volumes of dead runs.
+pub type Down<'a> = &'a dyn Fn(&Known) -> Vec<Volume>;
 
 /// Removes leftovers, and reports them.
 pub fn clear(down: Down<'_>) {
@@ -74,7 +72,7 @@ fn clear_in(dirs: &[PathBuf], down: Down<'_>) -> Tally {
     swap_off(&mut places, &mut tally);
     // File systems on devices of the run; those that hold the devices come later.
     unmount(&places, &mut tally, |mount| !mount.is_fuse() && mount.kind != "tmpfs");
-    for (run, name, done) in down(&places.with_volumes()) {
+    for (run, name, done) in down(&places.known()) {
         if !tally.note(format!("volume {name}"), done) {
             places.spare(run);
         }

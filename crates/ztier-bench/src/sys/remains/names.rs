@@ -10,6 +10,17 @@ use std::path::{Path, PathBuf};
 const PREFIX: &str = "ztier-bench-";
 /// Suffix of the directory of each volume of a run.
 const STATE: &str = "-state";
+/// Suffix of the directory of each host that a run has played.
+const HOST: &str = "-host";
+
+/// What is known of volumes of dead runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// Runs that had volumes of this machine.
+    pub runs: BTreeSet<u32>,
+    /// Directories of hosts that they have played, whose volumes are below them.
+    pub hosts: Vec<(u32, PathBuf)>,
+}
 
 /// The process id in a name.
 pub fn run_of(name: &str) -> Option<u32> {
@@ -66,11 +77,18 @@ impl Places {
         all.filter_map(of).collect()
     }
 
-    /// The dead runs that had volumes.
-    pub fn with_volumes(&self) -> BTreeSet<u32> {
-        let is_state = |path: &Path| path.to_string_lossy().ends_with(STATE);
-        let entries = self.entries().into_iter();
-        entries.filter(|(_, path)| is_state(path)).map(|(id, _)| id).collect()
+    /// What dead runs had of volumes.
+    pub fn known(&self) -> Known {
+        let mut known = Known::default();
+        for (id, path) in self.entries() {
+            let name = path.to_string_lossy();
+            if name.ends_with(STATE) {
+                known.runs.insert(id);
+            } else if name.ends_with(HOST) {
+                known.hosts.push((id, path));
+            }
+        }
+        known
     }
 
     fn run(&self, name: &str) -> Option<u32> {
@@ -123,7 +141,7 @@ mod tests {
         assert_eq!((places.left(&below(own)), places.left(&below(other))), (None, Some(other)));
         assert_eq!(places.left(&root), None);
         assert_eq!(places.entries().len(), 1);
-        assert_eq!(places.with_volumes(), BTreeSet::from([other]));
+        assert_eq!(places.known().runs, BTreeSet::from([other]));
         places.spare(other);
         assert_eq!((places.left(&below(other)), places.entries()), (None, vec![]));
     }

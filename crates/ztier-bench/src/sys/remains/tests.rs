@@ -7,11 +7,17 @@ use crate::rival::ext4::Ext4;
 use crate::rival::ramdisk::RamDisk;
 use crate::rival::served::Served;
 use crate::sys::victim::{gone, killed};
-use crate::sys::workdir::WorkDir;
+use crate::sys::workdir::{Tree, WorkDir};
+use std::collections::BTreeSet;
 use std::fs;
 
-fn nothing(_: &BTreeSet<u32>) -> Vec<Volume> {
+fn nothing(_: &Known) -> Vec<Volume> {
     Vec::new()
+}
+
+/// The name of the directory of the host that [`killed`]'s work plays.
+fn host(run: u32) -> String {
+    format!("ztier-bench-{run}-1-host")
 }
 
 /// Size of a file in memory, large enough for the tests.
@@ -25,22 +31,26 @@ fn files_of_who_is_gone_go_and_others_stay() {
         fs::write(work.path().join("file"), "content").unwrap();
         let large = format!("ztier-bench-{}-swap", std::process::id());
         fs::write(std::env::temp_dir().join(large), "content").unwrap();
-        Ok(work)
+        let host = Tree::new("host").map_err(|e| e.to_string())?;
+        fs::write(host.path().join("file"), "content").unwrap();
+        Ok((work, host))
     });
     let left = left.unwrap();
     let own = format!("ztier-bench-{}-0-mnt", std::process::id());
     let kept = [own, "ztier-bench-log".to_owned(), format!("other-{left}-state")];
     kept.iter().for_each(|name| fs::write(dir.path().join(name), "").unwrap());
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), kept.len() + 2);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), kept.len() + 3);
 
-    let told = std::cell::RefCell::new(BTreeSet::new());
-    let down = |known: &BTreeSet<u32>| {
+    let told = std::cell::RefCell::new(Known::default());
+    let down = |known: &Known| {
         told.replace(known.clone());
         nothing(known)
     };
     let tally = clear_in(&[dir.path().into()], &down);
-    assert_eq!(told.into_inner(), BTreeSet::from([left]));
-    assert_eq!((tally.gone.len(), tally.stays), (2, vec![]));
+    let told = told.into_inner();
+    assert_eq!(told.runs, BTreeSet::from([left]));
+    assert!(matches!(&told.hosts[..], [(id, path)] if *id == left && path.ends_with(host(left))));
+    assert_eq!((tally.gone.len(), tally.stays), (3, vec![]));
     assert!(kept.iter().all(|name| dir.path().join(name).exists()));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), kept.len());
 }
@@ -53,7 +63,7 @@ fn what_a_volume_that_stays_needs_stays() {
     for path in [file(id, "0-state"), file(id, "log"), file(other, "0-state")] {
         fs::write(path, "").unwrap();
     }
-    let down = |_: &BTreeSet<u32>| {
+    let down = |_: &Known| {
         vec![
             (id, format!("bench-{id}-0"), Err(Error::failure("it is held"))),
             (other, format!("bench-{other}-0"), Ok(())),
