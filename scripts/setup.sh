@@ -102,8 +102,9 @@ build_release() {
         die "the build failed; see the messages above"
 }
 
-# build_programs: the program and its benchmarks, optimised, with what those start in virtual machines.
+# build_programs: the program as packages have it and its benchmarks, optimised, with what those start in
+# virtual machines.
 build_programs() {
-    cargo build --release --locked --manifest-path "$root/Cargo.toml" --package ztier --package ztier-bench \
-        --package ztier-vm --bin ztier --bin ztier-bench --bin ztier-vm-agent --bin ztier-vm-pressure
+    cargo build --release --locked --manifest-path "$root/Cargo.toml" --features ztier/object-store \
+        --package ztier --package ztier-bench --package ztier-vm --bin ztier --bin ztier-bench --bin ztier-vm-agent --bin ztier-vm-pressure
 }

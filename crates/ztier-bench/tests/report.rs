@@ -150,7 +150,7 @@ fn it_has_what_the_sources_have_and_is_small() {
         assert!(fs::metadata(dir.join(name)).unwrap().len() <= REPORT_MAX, "{name}");
     }
     // A picture for each source document.
-    for name in ["zram", "swap", "zcache", "worst-case", "log"] {
+    for name in ["zram", "swap", "zcache", "worst-case", "log", "object"] {
         let svg = read(&format!("report-{name}.svg"));
         assert!(svg.starts_with("<svg xmlns=") && svg.ends_with("</svg>\n"), "{name}: {svg}");
         assert!(svg.contains("class=\"mark\"") && svg.len() < 256 << 10, "{name}");
