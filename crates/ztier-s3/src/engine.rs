@@ -78,6 +78,18 @@ impl Kind {
         format!("{name} {}", module.split('@').next_back().unwrap_or_default())
     }
 
+    /// Whether it was built before.
+    pub fn is_built(self) -> bool {
+        self.built().exists()
+    }
+
+    /// Where the program is once it was built.
+    fn built(self) -> PathBuf {
+        let (name, module, _) = self.about();
+        let version = module.split('@').next_back().unwrap_or_default();
+        cache().join(format!("{name}-{version}"))
+    }
+
     /// The program, built if it is not there. A build ends when `go_on` says no.
     ///
     /// # Errors
@@ -90,11 +102,14 @@ impl Kind {
             let text = format!("{name} takes minutes to build; {asks}=yes tries it, too");
             return Err(Trouble::Absent(text));
         }
-        let version = module.split('@').next_back().unwrap_or_default();
+        let program = self.built();
+        // Its name appears when it is whole, so it needs no lock.
+        if program.exists() {
+            return Ok(program);
+        }
         let dir = cache();
         let in_cache = format!("cannot write {}", dir.display());
         fs::create_dir_all(&dir).map_err(failed(&in_cache))?;
-        let program = dir.join(format!("{name}-{version}"));
         // Tests, programs of tests and benchmarks run beside each other.
         let lock = File::create(dir.join("lock")).map_err(failed(&in_cache))?;
         lock.lock().map_err(failed(&in_cache))?;

@@ -59,7 +59,7 @@ const FULL: [Entry; 12] = [
     entry("zcache", "zcache", 3100.0),
     entry("worst-case", "worst-case", 2230.0),
     entry("log", "log --keep-going", 1800.0),
-    entry("object", "object", 3000.0),
+    entry("object", "object", 3800.0),
     entry("zram-vm", "zram --vm --keep-going --mode mmap", 820.0),
     entry("log-vm", "log --vm --keep-going", 280.0),
     entry("scan-vm", "scan --vm --quick --runs 3 --zswap-percent 3", 200.0),

@@ -92,7 +92,7 @@ impl Plan {
             time: Duration::from_millis(pick(1500, 6000)),
             span: pick(256 << 20, 1 << 30),
             log: pick(256 << 20, 1 << 30),
-            upload: (Duration::from_secs(pick(8, 40)), if quick { 1 } else { 3 }),
+            upload: (Duration::from_secs(pick(8, 30)), if quick { 1 } else { 3 }),
             deaths: if quick { 1 } else { 5 },
             volume: choice.volume.unwrap_or(pick(1 << 30, 16 << 30)),
             takeovers: if quick { 1 } else { 3 },
