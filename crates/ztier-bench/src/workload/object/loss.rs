@@ -6,10 +6,10 @@
 //! batch, in part of it at most; anything else fails the section. With `--sync-remote`, each batch
 //! is flushed, and none may be lacking.
 
-use super::load::{BATCH, Pace};
+use super::load::{BATCH, Pace, scattered};
 use super::place::{Spot, Stores};
 use super::{BLOCK, MIB, Plan, cell, figure, note, step};
-use crate::data::{Kind, POOL_BYTES, Pool, Rng};
+use crate::data::{Kind, POOL_BYTES, Pool};
 use crate::report::{Report, Table, Target as Goal, print};
 use crate::rival::stored::{Host, Volume};
 use crate::sys::interrupt;
@@ -24,6 +24,8 @@ const SECTION: &str = "loss";
 const RATE: f64 = 24.0 * MIB;
 /// Bytes of the volume: all of it is read at the end.
 const SPAN: u64 = 256 << 20;
+/// `--max-unsent` counts bytes of the log: these take as many there as were written.
+const DATA: Kind = Kind::Ratio(1.0);
 const LOG: u64 = 512 << 20;
 /// Blocks of a batch, which follow each other.
 const RUN: u64 = BATCH as u64;
@@ -96,16 +98,17 @@ struct Runs {
 
 /// Measures all stores.
 pub fn run(report: &mut Report, plan: &Plan, stores: &Stores) -> Result<()> {
-    let mut pool = Pool::build(Kind::Ratio(2.0), POOL_BYTES, SEED)?;
+    let mut pool = Pool::build(DATA, POOL_BYTES, SEED)?;
     let about = format!(
-        "{:.0} MiB/s of 4 KiB, {} KiB at once at random over {} MiB, until SIGKILL; another host \
-         takes over without the log; {} deaths each, the worst counts",
+        "{:.0} MiB/s of 4 KiB, {} KiB at once in scattered order over {} MiB, until SIGKILL; \
+         another host takes over without the log; {} deaths each, the worst counts",
         RATE / MIB,
         RUN_BYTES >> 10,
         SPAN >> 20,
         plan.deaths
     );
     note(report, SECTION, "load", about);
+    note(report, SECTION, "data", format!("{pool}; max-unsent counts bytes of the log"));
     let modes: &[Mode] = match plan.quick {
         true => &[Mode::Bound, Mode::SyncRemote],
         false => &[Mode::Bound, Mode::Wait, Mode::SyncRemote],
@@ -177,7 +180,7 @@ fn write(
 ) -> Result<(Vec<Batch>, Instant)> {
     let mut client = volume.connect()?;
     volume.pid()?;
-    let (mut rng, mut pace) = (Rng::new(SEED + u64::from(death)), Pace::new(RATE));
+    let mut pace = Pace::new(RATE);
     let mut batches = vec![Batch::default()];
     let dies = AtomicBool::new(false);
     std::thread::scope(|scope| -> Result<_> {
@@ -189,7 +192,8 @@ fn write(
         });
         loop {
             let number = batches.len() as u64;
-            let run = rng.below(SPAN / RUN_BYTES);
+            // None is written again before all were: what is overwritten would be lost twice.
+            let run = scattered(number + u64::from(death) * 101, SPAN / RUN_BYTES);
             batches.push(Batch { run, ..Batch::default() });
             let blocks: Vec<u64> = (run * RUN..(run + 1) * RUN).collect();
             let written = client.write_blocks(&blocks, |n, data| {
