@@ -29,6 +29,8 @@ pub enum Status {
     WouldLose = 5,
     /// Done as far as possible: the volume is degraded, its daemon is gone, or data is lost.
     Degraded = 6,
+    /// The volume is up with other settings than those that were asked for.
+    Differs = 7,
 }
 
 /// One failure: what failed, on what, why, and what to do about it.
@@ -76,6 +78,11 @@ impl Error {
     /// Done as far as possible: the volume is degraded, or data is lost.
     pub fn degraded(text: impl Into<String>) -> Self {
         Self::new(Status::Degraded, text)
+    }
+
+    /// The volume is up with other settings than those that were asked for.
+    pub fn differs(text: impl Into<String>) -> Self {
+        Self::new(Status::Differs, text)
     }
 
     /// Adds what the user should do, printed after a semicolon.

@@ -8,6 +8,7 @@ mod adapting;
 mod doctor;
 mod down;
 mod drain;
+mod ensure;
 mod estimate;
 mod files;
 mod list;

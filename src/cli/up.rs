@@ -2,12 +2,13 @@
 
 use super::files::{self, Made, Wanted};
 use super::progress_line::ProgressLine;
-use super::{adapting, output, sound, status};
+use super::{adapting, ensure, output, sound, status};
 use crate::config::export::Export;
 use crate::config::plan;
 use crate::config::size::{exact, human};
 use crate::config::usage::on_full;
 use crate::config::{Amount, Paths, Plan, Settings, Usage, machine, name};
+use crate::control::Sample;
 use crate::daemon::{self, Chosen, Found, Ready};
 use crate::device;
 use crate::device::Algorithm;
@@ -72,6 +73,11 @@ pub struct Up {
     /// memory is kept for `ztier restart`
     #[arg(long, help_heading = PLAIN)]
     foreground: bool,
+    /// If the volume is up with these settings, change nothing and succeed; if it is up with other
+    /// ones, change nothing, name them and end with status 7. What is not given is not compared,
+    /// except that without --backing, --log, --spill or --nbd-listen there is to be none
+    #[arg(long, help_heading = PLAIN, conflicts_with = "foreground")]
+    ensure: bool,
     /// Only say what would be made and where data would be durable
     #[arg(long, help_heading = PLAIN)]
     dry_run: bool,
@@ -90,6 +96,12 @@ impl Up {
         name::check(&self.name).map_err(Error::usage)?;
         let paths = Paths::of_this_user()?;
         let settings = self.settings(&paths)?;
+        if self.ensure
+            && let Some(sample) = ensure::up_as_asked(&paths, &self.name, &settings, self.json)?
+        {
+            self.refuse_others(&settings)?;
+            return self.print_unchanged(&sample);
+        }
         let wanted = self.wanted(&settings)?;
         self.await_drives(&settings)?;
         self.refuse_others(&settings)?;
@@ -98,17 +110,7 @@ impl Up {
             files::refuse_readable(files.into_iter().flatten())?;
         }
         let chosen = daemon::choose(&settings)?;
-        let mut plan = Plan::resolve(&self.name, &settings, chosen.kind, &paths)?;
-        if let Some(log) = &mut plan.log {
-            (log.wipe, log.moved, log.accept_loss) = (self.wipe, self.moved, self.accept_loss);
-            log.abandon = self.discard_log;
-            log.accept_changed = self.accept_changed_backing;
-            log.accept_older = self.accept_older_log;
-        }
-        if let Some(spill) = &mut plan.spill {
-            spill.wipe = self.wipe;
-        }
-        plan.take_over = self.force;
+        let mut plan = self.plan(&settings, &chosen, &paths)?;
         self.refuse_vain(&plan)?;
         self.refuse_second(&paths)?;
         plan.usage.as_ref().map_or(Ok(()), usage::refuse_unmounted)?;
@@ -146,6 +148,22 @@ impl Up {
             after(&daemon::spawn(&plan, &paths, &progress)?)?;
             sound(&self.name, loss.take().as_deref())
         }
+    }
+
+    /// The plan, with the flags that are meant once.
+    fn plan(&self, settings: &Settings, chosen: &Chosen, paths: &Paths) -> Result<Plan> {
+        let mut plan = Plan::resolve(&self.name, settings, chosen.kind, paths)?;
+        if let Some(log) = &mut plan.log {
+            (log.wipe, log.moved, log.accept_loss) = (self.wipe, self.moved, self.accept_loss);
+            log.abandon = self.discard_log;
+            log.accept_changed = self.accept_changed_backing;
+            log.accept_older = self.accept_older_log;
+        }
+        if let Some(spill) = &mut plan.spill {
+            spill.wipe = self.wipe;
+        }
+        plan.take_over = self.force;
+        Ok(plan)
     }
 
     /// The files that have to be made first.
@@ -260,6 +278,38 @@ impl Up {
             .hint(format!("use another name, or `ztier down {name}` first")))
     }
 
+    /// The result as JSON; `why` the export was chosen, unless the volume was up before.
+    fn brought_up(
+        &self,
+        plan: &Plan,
+        endpoints: &[String],
+        pid: u32,
+        why: Option<&str>,
+    ) -> serde_json::Value {
+        json!({
+            "name": self.name,
+            "changed": why.is_some(),
+            "endpoints": endpoints,
+            "pid": pid,
+            "export": plan.export.kind(),
+            "export_reason": why.unwrap_or("it is up already"),
+            "size_bytes": plan.size_bytes,
+            "ram_limit_bytes": plan.ram_limit_bytes,
+            "durable": !plan.is_volatile(),
+        })
+    }
+
+    /// The result for a volume that was up as asked.
+    fn print_unchanged(&self, sample: &Sample) -> Result<()> {
+        if self.json {
+            output::json(&self.brought_up(&sample.plan, &sample.endpoints, sample.pid, None))?;
+        } else {
+            output::remark(&format!("{}: is up with these settings already", self.name));
+            output::list(&sample.endpoints)?;
+        }
+        sound(&self.name, sample.stats.loss().as_deref())
+    }
+
     fn print_ready(&self, chosen: &Chosen, ready: &Ready) -> Result<()> {
         let plan = &ready.plan;
         for what in &ready.removed {
@@ -269,16 +319,8 @@ impl Up {
             output::remark(note);
         }
         if self.json {
-            return output::json(&json!({
-                "name": plan.name,
-                "endpoints": ready.endpoints,
-                "pid": ready.pid,
-                "export": plan.export.kind(),
-                "export_reason": chosen.why,
-                "size_bytes": plan.size_bytes,
-                "ram_limit_bytes": plan.ram_limit_bytes,
-                "durable": !plan.is_volatile(),
-            }));
+            let why = Some(chosen.why.as_str());
+            return output::json(&self.brought_up(plan, &ready.endpoints, ready.pid, why));
         }
         let (size, export) = (human(plan.size_bytes), plan.export.kind());
         output::remark(&match (&plan.log, &plan.backing) {

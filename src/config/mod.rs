@@ -3,6 +3,7 @@
 //! Invariant: a [`Plan`] exists only if every limit in [`plan`] and [`name`] holds; the daemon and
 //! the engine do not check again what a user typed.
 
+pub mod compare;
 pub mod export;
 pub mod file;
 pub mod lasting;
@@ -17,6 +18,7 @@ pub mod size;
 pub mod unsent;
 pub mod usage;
 
+pub use compare::Difference;
 pub use export::Choice;
 pub use limit::Bounds;
 pub use paths::Paths;

@@ -1,0 +1,100 @@
+//! What scripts, cron and configuration management use: commands that may run twice.
+#![allow(clippy::unwrap_used)]
+
+mod support {
+    pub mod sandbox;
+}
+
+use std::fs::{self, File};
+use support::sandbox::{Sandbox, eventually};
+
+const UP: [&str; 6] = ["up", "vol", "--size", "64M", "--export", "nbd"];
+
+fn ensure<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&UP[..], &["--ensure"], more].concat()
+}
+
+#[test]
+fn a_volume_that_is_up_as_asked_is_left_alone() {
+    let sandbox = Sandbox::new();
+    let socket = sandbox.run_dir().join("vol.nbd").display().to_string();
+    let asked = ["--ram-limit", "48M", "--algorithm", "zstd", "--socket", &socket, "--json"];
+    let first = sandbox.ztier(&ensure(&asked)).json();
+    assert_eq!(first["changed"], true);
+    let again = sandbox.ztier(&ensure(&asked)).json();
+    assert_eq!(again["changed"], false);
+    for key in ["name", "endpoints", "pid", "export", "size_bytes", "ram_limit_bytes", "durable"] {
+        assert_eq!(again[key], first[key], "{key}");
+    }
+    // What is not given is not compared; the same with a plan as with the text.
+    let done = sandbox.ztier(&ensure(&[]));
+    assert_eq!(done.err, "vol: is up with these settings already\n");
+    assert_eq!(done.ok(), format!("nbd+unix:///vol?socket={socket}\n"));
+    sandbox.ztier(&ensure(&["--dry-run"])).ok();
+    // Without --ensure it is an error as before.
+    sandbox.ztier(&UP).refused(4, &["`vol` is already up"]);
+    sandbox.ztier(&ensure(&["--foreground"])).refused(2, &["--foreground"]);
+}
+
+#[test]
+fn other_settings_are_named_and_nothing_is_changed() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&ensure(&["--ram-limit", "48M"])).ok();
+    let before = sandbox.status("vol");
+    let asked = ["up", "vol", "--ensure", "--size", "128M", "--ram-limit", "auto"];
+    let error = sandbox.ztier(&asked).refused(7, &["size is 64M (asked: 128M)"]);
+    assert!(error.contains(", ram-limit is 48M (asked: auto); "), "{error}");
+    assert!(error.ends_with("; `ztier set vol size=128M ram-limit=auto`\n"), "{error}");
+    let slow = sandbox.path().join("slow");
+    File::create(&slow).unwrap().set_len(64 << 20).unwrap();
+    let slow = slow.display().to_string();
+    for (args, part) in [
+        (&["--size", "32M"][..], "size is 64M (asked: 32M)"),
+        (&["--backing", &slow], "backing is none (asked: "),
+        (&["--size", "64M", "--algorithm", "zstd"], "algorithm is lz4 (asked: zstd)"),
+        (&["--size", "64M", "--nbd-listen", "0"], "nbd-listen is none (asked: 127.0.0.1:0)"),
+    ] {
+        let args = [&["up", "vol", "--ensure"], args].concat();
+        sandbox.ztier(&args).refused(7, &[part, "after `ztier down vol`"]);
+    }
+    let done = sandbox.ztier(&ensure(&["--threads", "77", "--json"]));
+    let json: serde_json::Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!(json["changed"], false);
+    assert_eq!(json["differs"][0]["key"], "threads");
+    assert_eq!(json["differs"][0]["asked"], "77");
+    done.refused(7, &["threads is "]);
+    let after = sandbox.status("vol");
+    for key in ["pid", "size_bytes", "ram_limit_bytes", "algorithm", "threads", "export"] {
+        assert_eq!(after[key], before[key], "{key}");
+    }
+    // What `set` did counts.
+    sandbox.ztier(&["set", "vol", "ram-limit=40M"]).ok();
+    sandbox.ztier(&ensure(&["--ram-limit", "48M"])).refused(7, &["ram-limit is 40M (asked: 48M)"]);
+    sandbox.ztier(&ensure(&["--ram-limit", "40M"])).ok();
+}
+
+#[test]
+fn a_file_and_a_log_are_compared_and_a_dead_daemon_is_taken_over() {
+    let sandbox = Sandbox::new();
+    let place = |name: &str| sandbox.path().join(name).display().to_string();
+    File::create(place("slow")).unwrap().set_len(64 << 20).unwrap();
+    let drives = ["--backing", &place("slow"), "--log", &place("fast"), "--log-size", "64M"];
+    let more = ["--export", "nbd", "--save", "--ensure"];
+    sandbox.ztier(&[&["up", "vol"], &drives[..], &more].concat()).ok();
+    let pid = sandbox.pid("vol");
+    sandbox.ztier(&["up", "vol", "--ensure"]).ok();
+    let alone = ["up", "vol", "--ensure", "--backing", &place("slow")];
+    sandbox.ztier(&alone).refused(7, &["log is ", "/fast (asked: none)"]);
+    let file = sandbox.config_dir().join("vol.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, text.clone() + "writeback-idle = 700\n").unwrap();
+    sandbox
+        .ztier(&["up", "vol", "--ensure"])
+        .refused(7, &["writeback-idle is 500 (asked: 700)", "`ztier set vol writeback-idle=700`"]);
+    fs::write(&file, text).unwrap();
+    assert_eq!(sandbox.pid("vol"), pid);
+    sandbox.kill("vol");
+    let json = sandbox.ztier(&["up", "vol", "--ensure", "--json"]).json();
+    assert_eq!(json["changed"], true);
+    eventually("it is served", || sandbox.status("vol")["pid"] == json["pid"]);
+}
