@@ -2,10 +2,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod support {
+    pub mod disk;
+    pub mod nbd;
     pub mod sandbox;
 }
 
 use std::fs::{self, File};
+use support::disk::Disk;
 use support::sandbox::{Sandbox, eventually};
 
 const UP: [&str; 6] = ["up", "vol", "--size", "64M", "--export", "nbd"];
@@ -97,4 +100,33 @@ fn a_file_and_a_log_are_compared_and_a_dead_daemon_is_taken_over() {
     let json = sandbox.ztier(&["up", "vol", "--ensure", "--json"]).json();
     assert_eq!(json["changed"], true);
     eventually("it is served", || sandbox.status("vol")["pid"] == json["pid"]);
+}
+
+#[test]
+fn a_volume_that_is_not_there_can_go_down() {
+    let sandbox = Sandbox::new();
+    let down = ["down", "vol", "--if-exists"];
+    // Without a run directory, and with one.
+    for _ in 0..2 {
+        sandbox.ztier(&["down", "vol"]).refused(3, &["no volume `vol` is up"]);
+        let done = sandbox.ztier(&down);
+        assert!(done.err.starts_with("no volume `vol` is up"), "{done:?}");
+        assert_eq!(done.ok(), "");
+        let json = sandbox.ztier(&[&down[..], &["--json"]].concat()).json();
+        assert_eq!(json, serde_json::json!({"name": "vol", "changed": false}));
+        sandbox.ztier(&UP).ok();
+        assert_eq!(sandbox.ztier(&down).ok(), "vol is down\n");
+        assert_eq!(sandbox.files(), [""; 0]);
+    }
+    sandbox.ztier(&["down", "a/b", "--if-exists"]).refused(2, &["contains '/'"]);
+    // What would lose data is refused all the same, and a dead daemon's volume exists.
+    sandbox.ztier(&UP).ok();
+    Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol").write(0, &[7; 4096]);
+    eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
+    sandbox.ztier(&down).refused(5, &["nowhere else"]);
+    sandbox.kill("vol");
+    sandbox.ztier(&down).refused(5, &["what it had in memory is kept"]);
+    let json = sandbox.ztier(&[&down[..], &["--discard", "--json"]].concat()).json();
+    assert_eq!(json["changed"], true);
+    assert!(json["removed"].as_array().unwrap().contains(&"the memory that was kept".into()));
 }

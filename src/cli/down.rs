@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::export::Leftover;
 use crate::remedy;
 use clap::Args;
+use serde_json::json;
 use std::time::{Duration, Instant};
 
 /// How long the daemon may take to answer at all.
@@ -38,6 +39,12 @@ pub struct Down {
     /// Take the device away from its holders; their requests fail
     #[arg(long)]
     force: bool,
+    /// Succeed also if there is no such volume
+    #[arg(long)]
+    if_exists: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 impl Down {
@@ -46,16 +53,41 @@ impl Down {
         name::check(&self.name).map_err(Error::usage)?;
         let paths = Paths::of_this_user()?;
         if !paths.exists()? {
-            return Err(unknown(&paths, &self.name));
+            return self.none(&paths);
         }
         match daemon::reach(&paths, &self.name) {
             Found::Up(state) => self.end_or_force(&paths, state.as_deref()),
             Found::Dead(_) | Found::Broken(_) => self.end_dead(&paths),
             Found::Nothing => {
                 state::forget(&paths.volume(&self.name));
-                Err(unknown(&paths, &self.name))
+                self.none(&paths)
             }
         }
+    }
+
+    /// There is no such volume: an error, unless that was asked for.
+    fn none(&self, paths: &Paths) -> Result<()> {
+        let unknown = unknown(paths, &self.name);
+        if !self.if_exists {
+            return Err(unknown);
+        }
+        output::remark(&unknown.to_string());
+        if self.json { output::json(&json!({"name": self.name, "changed": false})) } else { Ok(()) }
+    }
+
+    /// Prints what was done: `removed` of what a dead daemon had left, or how the volume ended.
+    fn print(&self, text: &str, removed: &[String], ended: &Ended) -> Result<()> {
+        if !self.json {
+            return output::print(&format!("{}{text}\n", self.name));
+        }
+        output::json(&json!({
+            "name": self.name,
+            "changed": true,
+            "removed": removed,
+            "left": ended.left,
+            "undrained": ended.undrained,
+            "loss": ended.loss,
+        }))
     }
 
     /// Ends a daemon that is alive or that the kernel is just ending.
@@ -77,7 +109,7 @@ impl Down {
     /// Cleans up after a dead daemon, unless that would give up memory that is kept.
     fn end_dead(&self, paths: &Paths) -> Result<()> {
         if let Found::Nothing = daemon::find(paths, &self.name) {
-            return output::print(&format!("{} is down\n", self.name)); // it cleaned up itself
+            return self.print(" is down", &[], &Ended::default()); // it cleaned up itself
         }
         self.refuse_kept(paths)?;
         self.clean(paths)
@@ -100,7 +132,7 @@ impl Down {
                     .and(format!("then `ztier down {name}` again"))
             })?;
         }
-        output::print(&format!("{} is down\n", self.name))?;
+        self.print(" is down", &[], &ended)?;
         let lost = sound(&self.name, ended.loss.as_deref());
         let Some(left) = &ended.left else { return lost };
         if self.drain {
@@ -177,7 +209,8 @@ impl Down {
     }
 
     fn discarding(name: &str) -> Self {
-        Self { name: name.to_owned(), discard: true, drain: false, force: false }
+        let (drain, force, if_exists, json) = (false, false, false, false);
+        Self { name: name.to_owned(), discard: true, drain, force, if_exists, json }
     }
 
     /// Refuses to give up the memory that is kept of a dead daemon, without `--discard`.
@@ -195,7 +228,8 @@ impl Down {
     fn clean(&self, paths: &Paths) -> Result<()> {
         let removed = self.remove(paths)?;
         let what = if removed.is_empty() { "nothing was left".into() } else { removed.join(", ") };
-        output::print(&format!("{}: its daemon was gone; removed: {what}\n", self.name))
+        let text = format!(": its daemon was gone; removed: {what}");
+        self.print(&text, &removed, &Ended::default())
     }
 
     /// Removes what a dead daemon left.
