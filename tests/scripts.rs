@@ -1,4 +1,5 @@
-//! What scripts, cron and configuration management use: commands that may run twice.
+//! What scripts, cron and configuration management use: commands that may run twice, and quiet
+//! checks.
 #![allow(clippy::unwrap_used)]
 
 mod support {
@@ -129,4 +130,59 @@ fn a_volume_that_is_not_there_can_go_down() {
     let json = sandbox.ztier(&[&down[..], &["--discard", "--json"]].concat()).json();
     assert_eq!(json["changed"], true);
     assert!(json["removed"].as_array().unwrap().contains(&"the memory that was kept".into()));
+}
+
+#[test]
+fn a_check_is_quiet_until_something_is_wrong() {
+    let sandbox = Sandbox::new();
+    let quiet = |args: &[&str]| {
+        let done = sandbox.ztier(&[&["status", "--check"], args].concat());
+        assert_eq!((done.status, &*done.out, &*done.err), (0, "", ""), "{args:?}");
+    };
+    quiet(&[]);
+    for name in ["one", "two", "three"] {
+        sandbox.ztier(&["up", name, "--size", "64M", "--export", "nbd"]).ok();
+    }
+    quiet(&[]);
+    quiet(&["two", "one"]);
+    sandbox.ztier(&["status", "--check", "five"]).refused(3, &["no volume `five` is up"]);
+    sandbox.ztier(&["status", "--check", "a/b"]).refused(2, &["contains '/'"]);
+    sandbox.kill("two");
+    sandbox.ztier(&["status", "--check"]).refused(6, &["the daemon of volume `two` is gone"]);
+    quiet(&["one", "three"]);
+    sandbox.ztier(&["down", "three"]).ok();
+    let done = sandbox.ztier(&["status", "--check", "one", "two", "three"]);
+    let lines: Vec<&str> = done.err.lines().collect();
+    assert!(lines[0].contains("no volume `three` is up"), "{done:?}");
+    assert!(lines[1].contains("the daemon of volume `two` is gone"), "{done:?}");
+    assert_eq!((done.status, &*done.out, lines.len()), (6, "", 2));
+    // Several names without --check: those volumes, as without a name.
+    sandbox.ztier(&["up", "two", "--size", "64M", "--export", "nbd"]).ok();
+    let both = sandbox.ztier(&["status", "two", "one", "--json"]).json();
+    assert_eq!(both.as_array().unwrap().len(), 2);
+    sandbox.ztier(&["status", "two", "three"]).refused(3, &["no volume `three` is up"]);
+}
+
+#[test]
+fn a_volume_that_is_filling_is_a_trouble_of_a_check_alone() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&[&UP[..], &["--ram-limit", "16M", "--segment", "32K"]].concat()).ok();
+    let mut noise = 1u64;
+    let data: Vec<u8> = std::iter::repeat_with(|| {
+        noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
+        noise.to_le_bytes()
+    })
+    .take(1 << 17)
+    .flatten()
+    .collect();
+    let mut disk = Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol");
+    for at in 0..32 {
+        if sandbox.status("vol")["stats"]["health"] == "filling" {
+            break;
+        }
+        disk.write(at << 19, &data[..512 << 10]);
+    }
+    assert_eq!(sandbox.status("vol")["stats"]["health"], "filling");
+    assert_eq!(sandbox.ztier(&["status", "vol"]).status, 0);
+    sandbox.ztier(&["status", "--check"]).refused(6, &["volume `vol`: ", "there is room for"]);
 }

@@ -4,8 +4,7 @@
 //! knows without looking at other processes: the time for one does not grow with the number of
 //! volumes.
 
-use super::status::told;
-use super::{PATIENCE, ill, output};
+use super::{PATIENCE, ill, output, told};
 use crate::config::Paths;
 use crate::config::size::human;
 use crate::control::{Homes, Role};

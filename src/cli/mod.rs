@@ -5,6 +5,7 @@
 
 mod accept_loss;
 mod adapting;
+mod check;
 mod doctor;
 mod down;
 mod drain;
@@ -30,10 +31,11 @@ mod up;
 
 use crate::config::{Paths, name};
 use crate::control::Client;
+use crate::daemon::survey::{Seen, Survey};
 use crate::daemon::{self, Found, ballast, freed_slots, hook};
 use crate::error::{Error, Result};
 use crate::remedy;
-use crate::stats::{About, Health, time};
+use crate::stats::{About, Health, Trouble, time};
 use crate::system::helper;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
@@ -258,15 +260,45 @@ fn ill(volume: &str, stats: &crate::stats::Stats) -> Option<Error> {
     troubles.retain(|trouble| trouble.health > Health::Filling);
     let worst = troubles.first()?;
     let texts: Vec<&str> = troubles.iter().map(|trouble| trouble.text.as_str()).collect();
-    let remedy = match worst.about {
+    let error = Error::degraded(format!("volume `{volume}`: {}", texts.join(", and ")));
+    Some(error.hint(remedy_for(volume, worst)))
+}
+
+/// What to do about a trouble that is worse than filling.
+fn remedy_for(volume: &str, trouble: &Trouble) -> String {
+    match trouble.about {
         About::Loss => remedy::LOST.of(volume),
-        About::Log if worst.health == Health::Failed => remedy::LOG_FAILED.into(),
+        About::Log if trouble.health == Health::Failed => remedy::LOG_FAILED.of(volume),
         About::Log => remedy::LOG_WORN.of(volume),
-        About::Spill | About::Room | About::Swap => remedy::SPILL_FAILS.into(),
+        About::Spill | About::Room | About::Swap => remedy::SPILL_FAILS.of(volume),
         About::Store => remedy::STORE_FAILS.of(volume),
-        About::Drive(..) => remedy::DRIVE_FAILS.into(),
-    };
-    Some(Error::degraded(format!("volume `{volume}`: {}", texts.join(", and "))).hint(remedy))
+        About::Drive(..) => remedy::DRIVE_FAILS.of(volume),
+    }
+}
+
+/// The volumes `names` of a survey, or all; and an error for each that there is not.
+fn named<'a>(
+    paths: &Paths,
+    survey: &'a Survey,
+    names: &[String],
+) -> (Vec<(&'a String, &'a Seen)>, Vec<Error>) {
+    let is_known = |name: &&String| survey.known().iter().any(|(known, _)| known == *name);
+    let missing = names.iter().filter(|name| !is_known(name));
+    let wanted = |name: &String| names.is_empty() || names.contains(name);
+    let known = survey.known().iter().filter(|(name, _)| wanted(name));
+    (known.collect(), missing.map(|name| unknown(paths, name)).collect())
+}
+
+/// Prints all errors of the volumes but the last, which it returns.
+///
+/// # Errors
+/// The last of `wrong`, if there is one.
+fn told(mut wrong: Vec<Error>) -> Result<()> {
+    let Some(last) = wrong.pop() else { return Ok(()) };
+    for error in wrong {
+        output::remark(&format!("ztier: {error}"));
+    }
+    Err(last)
 }
 
 /// The error of a command for a volume whose daemon died.

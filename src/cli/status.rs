@@ -1,6 +1,6 @@
 //! `ztier status`: what a running volume is, what it holds, and what holds it.
 
-use super::{PATIENCE, adapting, client, gone, ill, output};
+use super::{PATIENCE, adapting, check, client, gone, ill, named, output, told};
 use crate::config::log::LogPlan;
 use crate::config::plan::SpillPlan;
 use crate::config::size::{exact, human};
@@ -23,26 +23,35 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Show one running volume, or all
 #[derive(Args)]
 pub struct Status {
-    /// Name of the volume [default: all that are up]
-    name: Option<String>,
-    /// Print JSON with all counters
+    /// Names of volumes [default: all that are up]
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+    /// Print JSON with all counters; without one name, a list
     #[arg(long)]
     json: bool,
+    /// Print nothing while all is well, else a line for each trouble, and end with status 6; also
+    /// for a volume that is filling or coming up
+    #[arg(long, conflicts_with = "json")]
+    check: bool,
 }
 
 impl Status {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
         let paths = Paths::of_this_user()?;
-        if let Some(name) = &self.name {
+        if self.check {
+            return check::check(paths, &self.names);
+        }
+        if let [name] = &self.names[..] {
             let status = ask(&paths, name)?;
             if self.json { output::json(&status) } else { output::print(&text(&status)) }?;
             return ill(name, &status.stats).map_or(Ok(()), Err);
         }
-        let mut survey = Survey::new(paths);
+        let mut survey = Survey::new(paths.clone());
         survey.look_around(PATIENCE)?;
-        let (mut all, mut wrong) = (Vec::new(), Vec::new());
-        for (name, seen) in survey.known() {
+        let (known, mut wrong) = named(&paths, &survey, &self.names);
+        let mut all = Vec::new();
+        for (name, seen) in known {
             match seen {
                 Seen::Up { sample, .. } => {
                     wrong.extend(ill(name, &sample.stats));
@@ -61,18 +70,6 @@ impl Status {
         }?;
         told(wrong)
     }
-}
-
-/// Prints all errors of the volumes but the last, which it returns.
-///
-/// # Errors
-/// The last of `wrong`, if there is one.
-pub(super) fn told(mut wrong: Vec<Error>) -> Result<()> {
-    let Some(last) = wrong.pop() else { return Ok(()) };
-    for error in wrong {
-        output::remark(&format!("ztier: {error}"));
-    }
-    Err(last)
 }
 
 fn ask(paths: &Paths, name: &str) -> Result<control::Status> {
