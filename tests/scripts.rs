@@ -1,5 +1,5 @@
-//! What scripts, cron and configuration management use: commands that may run twice, and quiet
-//! checks.
+//! What scripts, cron and configuration management use: commands that may run twice, quiet checks,
+//! and JSON from commands that change something.
 #![allow(clippy::unwrap_used)]
 
 mod support {
@@ -185,4 +185,43 @@ fn a_volume_that_is_filling_is_a_trouble_of_a_check_alone() {
     assert_eq!(sandbox.status("vol")["stats"]["health"], "filling");
     assert_eq!(sandbox.ztier(&["status", "vol"]).status, 0);
     sandbox.ztier(&["status", "--check"]).refused(6, &["volume `vol`: ", "there is room for"]);
+}
+
+#[test]
+fn what_changes_something_says_as_json_whether_it_did() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    let set =
+        |changes: &[&str]| sandbox.ztier(&[&["set", "vol", "--json"], changes].concat()).json();
+    let json = set(&["ram-limit=48M"]);
+    assert_eq!(json["changed"], true);
+    let settings = serde_json::json!({"size": "64M", "ram-limit": "48M", "recompress": "idle"});
+    assert_eq!(json["settings"], settings);
+    assert_eq!(set(&["ram-limit=48M"])["changed"], false);
+    let json = set(&["ram-limit=auto", "ram-max=60M"]);
+    assert_eq!((&json["changed"], &json["settings"]["ram-max"]), (&true.into(), &"60M".into()));
+    assert_eq!(json["recompressed"], serde_json::Value::Null);
+    let json = set(&["recompress=now"]);
+    assert_eq!((&json["changed"], &json["recompressed"]["bytes"]), (&false.into(), &0.into()));
+    let json = sandbox.ztier(&["down", "vol", "--json"]).json();
+    assert_eq!((&json["name"], &json["changed"]), (&"vol".into(), &true.into()));
+    assert!(json["left"].is_null() && json["loss"].is_null(), "{json}");
+
+    // With a log: what it alone has is an object, as in the protocol.
+    let place = |name: &str| sandbox.path().join(name).display().to_string();
+    File::create(place("slow")).unwrap().set_len(64 << 20).unwrap();
+    let drives = ["--backing", &place("slow"), "--log", &place("fast"), "--log-size", "64M"];
+    let up = [&["up", "vol", "--export", "nbd", "--writeback", "off"], &drives[..]].concat();
+    sandbox.ztier(&up).ok();
+    let write = || {
+        Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol").write(0, &[7; 4096]);
+        eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
+    };
+    write();
+    let json = sandbox.ztier(&["drain", "vol", "--json"]).json();
+    assert_eq!(json, serde_json::json!({"name": "vol", "left_bytes": 0, "lost_blocks": 0}));
+    write();
+    let json = sandbox.ztier(&["down", "vol", "--json"]).json();
+    assert_eq!(json["left"]["bytes"], 4096);
+    assert_eq!(json["left"]["log"], place("fast"));
 }

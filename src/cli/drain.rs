@@ -9,6 +9,7 @@ use crate::stats::Stats;
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use serde_json::json;
 
 /// Bytes that may be left in a log: a volume that goes down drains them by itself.
 const ENOUGH: u64 = 1 << 20;
@@ -23,6 +24,9 @@ const SHOW: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 pub struct Drain {
     /// Name of the volume
     name: String,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 impl Drain {
@@ -34,6 +38,11 @@ impl Drain {
         let name = &self.name;
         let stats = drain(&paths, name)?;
         let lost = stats.lost_blocks();
+        if self.json {
+            let left_bytes = dirty(&stats);
+            output::json(&json!({"name": name, "left_bytes": left_bytes, "lost_blocks": lost}))?;
+            return sound(name, stats.loss().as_deref());
+        }
         output::print(&match dirty(&stats) {
             0 if lost > 0 => {
                 format!("{name}: all but {lost} lost blocks is in the backing store\n")

@@ -5,13 +5,15 @@ use super::{client, output, sound, status};
 use crate::config::log::LogChange;
 use crate::config::settings::KEYS;
 use crate::config::size::{exact, human};
-use crate::config::{Amount, Bounds, Limit, Paths, Settings, machine, name};
-use crate::control::{AdaptChange, Client, RecompressChange, Request, Status};
+use crate::config::{Amount, Bounds, Limit, Paths, Plan, Settings, machine, name};
+use crate::control::{AdaptChange, Client, RecompressChange, Request, Sample, Status};
 use crate::device::Recompress;
 use crate::error::{Error, Result};
 use crate::stats::Stats;
 use clap::Args;
-use std::collections::BTreeSet;
+use serde::Serialize;
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// How long a change may take: memory is cleaned before a lower limit holds.
@@ -37,6 +39,9 @@ pub struct Set {
     /// What to change
     #[arg(required = true, value_name = "KEY=VALUE")]
     changes: Vec<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 impl Set {
@@ -45,57 +50,103 @@ impl Set {
         let paths = Paths::of_this_user()?;
         let request = parse(&self.changes)?;
         let client = client(&paths, &self.name)?;
+        let before = match self.json {
+            true => Some(client.ask::<Sample>(&Request::Sample, super::PATIENCE)?),
+            false => None,
+        };
         let status: Status = client.ask(&request, PATIENCE)?;
-        let plan = &status.plan;
-        let size = exact(plan.size_bytes);
-        let limit = match plan.ram_auto {
-            None => format!("ram-limit={}", exact(plan.ram_limit_bytes)),
-            Some(Bounds { min_bytes, max_bytes }) => {
-                format!("ram-limit=auto ram-min={} ram-max={}", exact(min_bytes), exact(max_bytes))
-            }
-        };
-        let rest = match &plan.log {
-            None if plan.backing.is_some() => limit,
-            None => format!("{limit} recompress={}", status::recompress(plan.recompress)),
-            Some(log) => format!(
-                "{limit}{} writeback={} writeback-threshold={} writeback-window={} \
-                 writeback-idle={} commit-interval={} log-cache={}",
-                if plan.is_in_store() {
-                    format!(" max-unsent={}", log.unsent)
-                } else {
-                    String::new()
-                },
-                if log.writeback { "on" } else { "off" },
-                log.writeback_threshold_percent,
-                exact(log.writeback_window_bytes),
-                log.writeback_idle_ms,
-                log.commit_interval_ms,
-                log.keep_percent
-            ),
-        };
-        output::print(&format!("{}: size={size} {rest}\n", self.name))?;
+        let settings = settings(&status.plan);
+        if !self.json {
+            let all: Vec<String> =
+                settings.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            output::print(&format!("{}: {}\n", self.name, all.join(" ")))?;
+        }
+        let mut recompressed = None;
         if let Request::Set { recompress: Some(RecompressChange::Now), .. } = request {
-            wait(&client, &self.name, &status.stats)?;
+            let done = wait(&client, &self.name, &status.stats)?;
+            if !self.json {
+                let together = status::together(&done.after);
+                output::print(&format!("{}; now {together}\n", done.text(&self.name)))?;
+            }
+            recompressed = Some(done);
+        }
+        if let Some(before) = before {
+            let has_recompressed = recompressed.as_ref().is_some_and(|done| done.bytes > 0);
+            output::json(&json!({
+                "name": self.name,
+                "changed": has_recompressed || settings != self::settings(&before.plan),
+                "settings": settings.into_iter().collect::<BTreeMap<_, _>>(),
+                "recompressed": recompressed,
+            }))?;
         }
         sound(&self.name, status.stats.loss().as_deref())
     }
 }
 
-/// Waits until recompression ends, and prints what it saved since `before`.
-fn wait(client: &Client, name: &str, before: &Stats) -> Result<()> {
+/// What can be set of a volume with this plan, as it is set.
+fn settings(plan: &Plan) -> Vec<(&'static str, String)> {
+    let mut all = vec![("size", exact(plan.size_bytes))];
+    match plan.ram_auto {
+        None => all.push(("ram-limit", exact(plan.ram_limit_bytes))),
+        Some(Bounds { min_bytes, max_bytes }) => all.extend([
+            ("ram-limit", "auto".into()),
+            ("ram-min", exact(min_bytes)),
+            ("ram-max", exact(max_bytes)),
+        ]),
+    }
+    match &plan.log {
+        None if plan.backing.is_some() => {}
+        None => all.push(("recompress", status::recompress(plan.recompress).into())),
+        Some(log) => {
+            all.extend(plan.is_in_store().then(|| ("max-unsent", log.unsent.to_string())));
+            all.extend([
+                ("writeback", if log.writeback { "on" } else { "off" }.into()),
+                ("writeback-threshold", log.writeback_threshold_percent.to_string()),
+                ("writeback-window", exact(log.writeback_window_bytes)),
+                ("writeback-idle", log.writeback_idle_ms.to_string()),
+                ("commit-interval", log.commit_interval_ms.to_string()),
+                ("log-cache", log.keep_percent.to_string()),
+            ]);
+        }
+    }
+    all
+}
+
+/// What a recompression has done.
+#[derive(Serialize)]
+struct Recompressed {
+    bytes: u64,
+    saved_bytes: u64,
+    /// The counters at its end.
+    #[serde(skip)]
+    after: Stats,
+}
+
+impl Recompressed {
+    fn since(before: &Stats, after: Stats) -> Self {
+        let blocks = after.blocks_recompressed.saturating_sub(before.blocks_recompressed);
+        let saved_bytes =
+            after.recompress_saved_bytes.saturating_sub(before.recompress_saved_bytes);
+        Self { bytes: blocks * crate::BLOCK_SIZE as u64, saved_bytes, after }
+    }
+
+    fn text(&self, name: &str) -> String {
+        let (bytes, saved) = (human(self.bytes), human(self.saved_bytes));
+        format!("{name}: recompressed {bytes}, which saves {saved}")
+    }
+}
+
+/// Waits until recompression ends. Returns what it did since `before`.
+fn wait(client: &Client, name: &str, before: &Stats) -> Result<Recompressed> {
     let progress_line = ProgressLine::new();
     loop {
         let stats: Stats = client.ask(&Request::Stats, super::PATIENCE)?;
-        let blocks = stats.blocks_recompressed.saturating_sub(before.blocks_recompressed);
-        let saved = stats.recompress_saved_bytes.saturating_sub(before.recompress_saved_bytes);
-        let bytes = human(blocks * crate::BLOCK_SIZE as u64);
-        let done = format!("{name}: recompressed {bytes}, which saves {}", human(saved));
-        if !stats.recompressing {
+        let done = Recompressed::since(before, stats);
+        if !done.after.recompressing {
             progress_line.end();
-            let together = status::together(&stats);
-            return output::print(&format!("{done}; now {together}\n"));
+            return Ok(done);
         }
-        progress_line.show(&done);
+        progress_line.show(&done.text(name));
         std::thread::sleep(ASK);
     }
 }
