@@ -17,6 +17,7 @@ mod log;
 mod metrics;
 mod output;
 mod pages;
+mod parse_error;
 mod progress_line;
 mod restart;
 mod run;
@@ -37,8 +38,7 @@ use crate::error::{Error, Result};
 use crate::remedy;
 use crate::stats::{About, Health, Trouble, time};
 use crate::system::helper;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -48,7 +48,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Block devices in user space: compressed RAM disks, swap, read caches and durable write logs
 #[derive(Parser)]
-#[command(name = "ztier", version, arg_required_else_help = true, disable_help_subcommand = true)]
+#[command(name = "ztier", version, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -150,7 +150,7 @@ pub fn main() -> ExitCode {
     }
     let command = match internal().map_or_else(|| Cli::try_parse().map(|cli| cli.command), Ok) {
         Ok(command) => command,
-        Err(e) => return parse_error(&e),
+        Err(e) => return parse_error::report(&e),
     };
     let done = match command {
         Command::Up(up) => up.run(),
@@ -191,42 +191,6 @@ pub fn main() -> ExitCode {
             ExitCode::from(e.exit_status())
         }
     }
-}
-
-/// Prints the parser's help unchanged, and its errors in one line.
-fn parse_error(e: &clap::Error) -> ExitCode {
-    if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand || !e.use_stderr() {
-        let _ = e.print(); // without a reader there is nothing to report
-        return ExitCode::from(if e.use_stderr() { 2 } else { 0 });
-    }
-    output::remark(&format!("ztier: {}", explain(e)));
-    ExitCode::from(2)
-}
-
-/// A parser's error in one line; for an unknown command, with the nearest known one.
-fn explain(e: &clap::Error) -> String {
-    let Some(ContextValue::String(word)) = e.get(ContextKind::InvalidSubcommand) else {
-        return one_line(&e.render().to_string());
-    };
-    let command = Cli::command();
-    let shown = command.get_subcommands().filter(|c| !c.is_hide_set());
-    let known: Vec<&str> = shown.map(clap::Command::get_name).collect();
-    format!("unknown command `{word}`; {}", name::suggest(word, &known))
-}
-
-/// The parser's error without its heading and usage, with its tips after semicolons.
-fn one_line(rendered: &str) -> String {
-    let lines = rendered.lines().take_while(|line| !line.starts_with("Usage:"));
-    let mut text = String::new();
-    for line in lines.map(str::trim).filter(|l| !l.is_empty() && !l.starts_with("For more")) {
-        let line = line.strip_prefix("error: ").unwrap_or(line);
-        match line.strip_prefix("tip: ") {
-            Some(tip) => text = format!("{text}; {tip}"),
-            None if text.is_empty() => line.clone_into(&mut text),
-            None => text = format!("{text} {line}"),
-        }
-    }
-    text
 }
 
 /// A client of the daemon of `volume`, which must be up.
@@ -320,6 +284,7 @@ fn unknown(paths: &Paths, volume: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::CommandFactory;
 
     #[test]
     fn the_definitions_are_consistent() {
@@ -389,23 +354,5 @@ mod tests {
                 assert!(now.iter().any(|l| l == line), "`{line}` of {} is gone", path.display());
             }
         }
-    }
-
-    #[test]
-    fn parse_errors_are_one_line() {
-        let error = |args: &[&str]| match Cli::try_parse_from(args) {
-            Ok(_) => String::new(),
-            Err(e) => explain(&e),
-        };
-        assert_eq!(error(&["ztier", "lst"]), "unknown command `lst`; did you mean `list`?");
-        assert_eq!(error(&["ztier", "dwon", "x"]), "unknown command `dwon`; did you mean `down`?");
-        assert!(error(&["ztier", "xyz"]).contains("known are up, down, drain, restart, list"));
-        let found = error(&["ztier", "up", "x", "--algorithm", "lz5"]);
-        assert!(found.contains("[possible values: lz4, zstd, none]; a similar value"), "{found}");
-        let found = error(&["ztier", "up", "x", "--size", "3X"]);
-        assert!(found.ends_with("unknown unit `X` in `3X`; use K, M, G or T (powers of 1024)"));
-        let found = error(&["ztier", "up", "x", "--spyll", "/dev/sdb"]);
-        assert!(found.starts_with("unexpected argument '--spyll' found"), "{found}");
-        assert!(!error(&["ztier", "up"]).contains('\n'));
     }
 }
