@@ -5,7 +5,8 @@
 use super::{Cli, output};
 use crate::config::name;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::CommandFactory;
+use clap::{CommandFactory, Parser};
+use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 
 /// What users of other tools type, what they want by it, and what to type here.
@@ -62,17 +63,18 @@ pub(super) fn report(e: &clap::Error) -> ExitCode {
         let _ = e.print(); // without a reader there is nothing to report
         return ExitCode::from(if e.use_stderr() { 2 } else { 0 });
     }
-    output::remark(&format!("ztier: {}", explain(e)));
+    let args: Vec<OsString> = std::env::args_os().collect();
+    output::remark(&format!("ztier: {}", explain(e, &args)));
     ExitCode::from(2)
 }
 
-/// A parser's error in one line.
-fn explain(e: &clap::Error) -> String {
+/// A parser's error of `args` in one line.
+fn explain(e: &clap::Error, args: &[OsString]) -> String {
     let rendered = e.render().to_string();
     if let Some(ContextValue::String(word)) = e.get(ContextKind::InvalidSubcommand) {
         return unknown_command(word, &rendered);
     }
-    one_line(&rendered)
+    program_too_early(e, args).unwrap_or_else(|| one_line(&rendered))
 }
 
 /// About an unknown command: what it is called here, or the nearest known one.
@@ -88,6 +90,46 @@ fn unknown_command(word: &str, rendered: &str) -> String {
     let shown = group.unwrap_or(&all).get_subcommands().filter(|c| !c.is_hide_set());
     let known: Vec<&str> = shown.map(clap::Command::get_name).collect();
     format!("unknown command `{word}`; {}", name::suggest(word, &known))
+}
+
+/// About a program for `run` that is given without `--` before it: the line as it should be.
+fn program_too_early(e: &clap::Error, args: &[OsString]) -> Option<String> {
+    let is_run = args.get(1).is_some_and(|word| word == "run");
+    if !is_run || args.iter().any(|word| word == "--") {
+        return None;
+    }
+    let word = match (e.kind(), e.get(ContextKind::InvalidArg)) {
+        (ErrorKind::UnknownArgument, Some(ContextValue::String(word))) => word.as_str(),
+        (ErrorKind::MissingRequiredArgument, _) => "-",
+        _ => return None,
+    };
+    if word.starts_with('-') {
+        let said = one_line(&e.render().to_string());
+        let said = said.split("; to pass ").next().unwrap_or_default();
+        return Some(format!("{said}; the program comes after `--`"));
+    }
+    let places = (2..args.len()).filter(|at| args[*at] == *word);
+    let (mut fixed, kind) = places.into_iter().find_map(|at| {
+        let mut fixed = args.to_vec();
+        fixed.insert(at, "--".into());
+        let kind = Cli::try_parse_from(&fixed).err().map(|e| e.kind());
+        matches!(kind, None | Some(ErrorKind::MissingRequiredArgument)).then_some((fixed, kind))
+    })?;
+    if kind.is_some() {
+        fixed.splice(2..2, ["--mem".into(), "512M".into()]);
+    }
+    let line: Vec<String> = fixed[1..].iter().map(|word| quoted(word)).collect();
+    Some(format!("the program `{word}` needs `--` before it: `ztier {}`", line.join(" ")))
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &OsStr) -> String {
+    let word = word.to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,%+@".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.into_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 /// The parser's error without its heading and usage, with its tips after semicolons.
@@ -108,12 +150,11 @@ fn one_line(rendered: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
 
     fn error(args: &[&str]) -> String {
         match Cli::try_parse_from(args) {
             Ok(_) => String::new(),
-            Err(e) => explain(&e),
+            Err(e) => explain(&e, &args.iter().map(OsString::from).collect::<Vec<_>>()),
         }
     }
 
@@ -166,5 +207,25 @@ mod tests {
             let kind = Cli::try_parse_from(args).err().map(|e| e.kind());
             assert_eq!(kind, Some(ErrorKind::DisplayHelp), "{args:?}");
         }
+    }
+
+    #[test]
+    fn a_program_without_dashes_is_shown_with_them() {
+        let line = |args: &str| {
+            let args: Vec<&str> = ["ztier", "run"].into_iter().chain(args.split(' ')).collect();
+            error(&args)
+        };
+        assert_eq!(
+            line("--mem 1G make -j4"),
+            "the program `make` needs `--` before it: `ztier run --mem 1G -- make -j4`"
+        );
+        assert!(line("make").ends_with("`ztier run --mem 512M -- make`"), "{}", line("make"));
+        let found = line("--name make --mem 1G make a;b");
+        assert!(found.ends_with("`ztier run --name make --mem 1G -- make 'a;b'`"), "{found}");
+        let found = line("--swap 1G make -j4");
+        assert!(found.ends_with("'--swap-size'; the program comes after `--`"), "{found}");
+        let found = line("--mem 1G");
+        assert!(found.ends_with("<PROGRAM>...; the program comes after `--`"), "{found}");
+        assert!(!line("--mem 1G --swap 1G -- make").contains("comes after"));
     }
 }
