@@ -3,7 +3,7 @@
 use super::output;
 use super::progress_line::ProgressLine;
 use crate::config::plan::DEFAULT_SEGMENT;
-use crate::config::size::human;
+use crate::config::size::{self, human};
 use crate::config::{Amount, Paths};
 use crate::device::{self, Pair, cannot_use};
 use crate::error::{Error, Result};
@@ -29,6 +29,7 @@ pub enum Log {
 ///
 /// `ztier up` does this by itself on a drive that holds nothing known.
 #[derive(Args)]
+#[command(after_help = size::HELP)]
 pub struct Format {
     /// Drive or file that becomes the log; what is on it is lost
     #[arg(value_hint = ValueHint::AnyPath)]

@@ -14,7 +14,7 @@ use crate::config::export::Kind;
 use crate::config::limit::Range;
 use crate::config::plan;
 use crate::config::settings::word;
-use crate::config::size::human;
+use crate::config::size::{self, human};
 use crate::config::{
     Amount, Ballast, Choice, Job, Limit, Paths, Plan, Settings, SlotNews, Usage, Use, machine, name,
 };
@@ -50,6 +50,7 @@ const JOINING: i32 = 1 << 16;
 /// program; 126: it can't be started). Swap serves the whole machine: other programs may be swapped
 /// out to it.
 #[derive(Args)]
+#[command(after_help = size::HELP)]
 pub struct Run {
     /// Memory of the program and all that it starts, like 512M
     #[arg(long, value_name = "BYTES|%")]

@@ -4,7 +4,7 @@ use super::progress_line::ProgressLine;
 use super::{client, output, sound, status};
 use crate::config::log::LogChange;
 use crate::config::settings::KEYS;
-use crate::config::size::{exact, human};
+use crate::config::size::{self, exact, human};
 use crate::config::{Amount, Bounds, Limit, Paths, Plan, Settings, machine, name};
 use crate::control::{AdaptChange, Client, RecompressChange, Request, Sample, Status};
 use crate::device::Recompress;
@@ -33,6 +33,7 @@ const ASK: Duration = Duration::from_millis(50);
 /// memory are committed), log-cache=PERCENT (of the log, for a read cache); before a store
 /// max-unsent=BYTES,SECONDS[,wait] (that the store may lack; wait: then writers wait).
 #[derive(Args)]
+#[command(after_help = size::HELP)]
 pub struct Set {
     /// Name of the volume
     name: String,

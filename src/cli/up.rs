@@ -5,7 +5,7 @@ use super::progress_line::ProgressLine;
 use super::{adapting, ensure, output, sound, status};
 use crate::config::export::Export;
 use crate::config::plan;
-use crate::config::size::{exact, human};
+use crate::config::size::{self, exact, human};
 use crate::config::usage::on_full;
 use crate::config::{Amount, Paths, Plan, Settings, Usage, machine, name};
 use crate::control::Sample;
@@ -29,6 +29,7 @@ const DRIVES: &str = "Drives that hold something";
 /// Without --size, --backing and --log the settings come from NAME.toml in the configuration
 /// directory. Once the volume is usable, prints what to open, one a line.
 #[derive(Args)]
+#[command(after_help = size::HELP)]
 pub struct Up {
     /// Name of the volume
     name: String,

@@ -1,6 +1,8 @@
 //! Sizes as people write them: `4096`, `64KiB`, `512M`, `3G`, `1.5T`, `10%`.
 //!
-//! K, M, G, T are powers of 1024, with or without `B` or `iB` behind them, in either case.
+//! K, M, G, T are powers of 1024, with or without `B`, `i` or `iB` behind them, in either case.
+//! `GB` is one, too, as to docker (to zramctl it is 10^9): it always was here, and a file of
+//! settings must not come to mean another size.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
@@ -26,6 +28,10 @@ impl Amount {
 }
 
 const UNITS: [(char, u32); 4] = [('k', 10), ('m', 20), ('g', 30), ('t', 40)];
+/// How to write a size, for the help of commands.
+pub const HELP: &str = "\
+Sizes (BYTES) are bytes, or K, M, G, T, powers of 1024: 3G, 3Gi, 3GiB, 3GB and 3g are the same, \
+and 1.5G is understood; GB is 2^30 bytes. 10% is a share of the machine's memory.";
 const EXAMPLES: &str = "write it like 4096, 64KiB, 512M or 3G";
 
 /// Parses a number of bytes.
@@ -66,7 +72,7 @@ fn shift_of(unit: &str) -> Option<u32> {
         return Some(0);
     }
     let (letter, shift) = UNITS.into_iter().find(|(letter, _)| unit.starts_with(*letter))?;
-    matches!(unit.strip_prefix(letter), Some("" | "b" | "ib")).then_some(shift)
+    matches!(unit.strip_prefix(letter), Some("" | "b" | "i" | "ib")).then_some(shift)
 }
 
 impl FromStr for Amount {
@@ -224,6 +230,11 @@ mod tests {
             ("512 MB", 512 << 20),
             ("3G", 3 << 30),
             (" 3gib ", 3 << 30),
+            ("3Gi", 3 << 30),
+            ("3gi", 3 << 30),
+            ("3GB", 3 << 30),
+            ("3g", 3 << 30),
+            ("3GIB", 3 << 30),
             ("1.5G", 3 << 29),
             ("16T", 16 << 40),
             ("17b", 17),
@@ -240,7 +251,8 @@ mod tests {
             ("-3G", "write it like"),
             ("3X", "unknown unit `X`"),
             ("3GG", "unknown unit `GG`"),
-            ("3Gi", "unknown unit `Gi`"),
+            ("3Gib ps", "unknown unit `Gib ps`"),
+            ("3Bi", "unknown unit `Bi`"),
             ("1.2.3G", "not a size"),
             (".", "not a size"),
             ("0.3", "not a whole number"),
