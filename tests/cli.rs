@@ -314,7 +314,10 @@ fn help_manual_and_completions() {
     }
     assert!(!help.contains("\n  daemon"), "{help}");
     assert_eq!(sandbox.ztier(&[]).status, 2);
-    assert!(sandbox.ztier(&["--version"]).ok().starts_with("ztier "));
+    let short = sandbox.ztier(&["-V"]).ok();
+    assert_eq!(short, format!("ztier {}\n", env!("CARGO_PKG_VERSION")));
+    let version = sandbox.ztier(&["--version"]).ok();
+    assert!(version.starts_with(short.trim_end()) && version.contains("\nfeatures: "), "{version}");
     assert!(sandbox.ztier(&["man"]).ok().contains(".TH ztier 1"));
     let pages = sandbox.path().join("man");
     sandbox.ztier(&["man", &pages.display().to_string()]).ok();

@@ -29,6 +29,7 @@ mod swap;
 mod top;
 mod udev;
 mod up;
+mod version;
 
 use crate::config::{Paths, name};
 use crate::control::Client;
@@ -48,7 +49,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Block devices in user space: compressed RAM disks, swap, read caches and durable write logs
 #[derive(Parser)]
-#[command(name = "ztier", version, arg_required_else_help = true)]
+#[command(name = "ztier", version, long_version = version::long(), arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
