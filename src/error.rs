@@ -11,8 +11,8 @@ use std::any::Any;
 use std::borrow::Cow;
 use std::{fmt, io};
 
-/// The exit status of a command that did not end with 0 («done»). This is the only table of them;
-/// documented in `docs/control.md`.
+/// The exit status of a command that did not end with 0 («done»). With [`Status::MEANINGS`] this is
+/// the only table of them; documented in `docs/control.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u8)]
@@ -31,6 +31,18 @@ pub enum Status {
     Degraded = 6,
     /// The volume is up with other settings than those that were asked for.
     Differs = 7,
+}
+
+impl Status {
+    /// Each status with its meaning, as in `docs/control.md`.
+    pub const MEANINGS: [(Self, &'static str); 6] = [
+        (Self::Failed, "failed, or no daemon answered and nothing was changed"),
+        (Self::Usage, "the command line, a key or a value is wrong"),
+        (Self::NotFound, "there is no such volume"),
+        (Self::Busy, "volume or drive is in use or at work, or already so"),
+        (Self::WouldLose, "refused, because data would be lost"),
+        (Self::Degraded, "done as far as possible: degraded, its daemon gone, or data lost"),
+    ];
 }
 
 /// One failure: what failed, on what, why, and what to do about it.
@@ -188,6 +200,17 @@ mod tests {
             e.to_string(),
             r"\r: size is\n\u{1b}[31mzero, and \u{9b}; give at\tleast 4096; \u{0}"
         );
+    }
+
+    #[test]
+    fn statuses_mean_what_their_document_says() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/control.md");
+        let document = std::fs::read_to_string(path).unwrap();
+        for (status, meaning) in Status::MEANINGS {
+            let name = serde_json::to_value(status).unwrap();
+            let row = format!("| {} | `{}` | {meaning} |", status as u8, name.as_str().unwrap());
+            assert!(document.contains(&row), "{row}");
+        }
     }
 
     #[test]

@@ -108,7 +108,8 @@ fn advice_that_loses_data_is_in_one_table() {
     };
     let mut wrong = Vec::new();
     for path in sources(&project().join("src")) {
-        if path.ends_with("src/remedy.rs") {
+        // Examples of the manual say beside the flag what is given up.
+        if path.ends_with("src/remedy.rs") || path.ends_with("src/cli/manual.rs") {
             continue;
         }
         let source = fs::read_to_string(&path).unwrap();

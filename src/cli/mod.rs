@@ -14,6 +14,7 @@ mod estimate;
 mod files;
 mod list;
 mod log;
+mod manual;
 mod metrics;
 mod output;
 mod pages;
