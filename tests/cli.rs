@@ -340,6 +340,45 @@ fn help_manual_and_completions() {
     }
 }
 
+/// What bash offers after the last of `words`, which may be empty.
+fn completed(sandbox: &Sandbox, words: &[&str]) -> Vec<String> {
+    let script = sandbox.path().join("ztier.bash");
+    fs::write(&script, sandbox.ztier(&["completions", "bash"]).ok()).unwrap();
+    let program = env!("CARGO_BIN_EXE_ztier");
+    let asking = r#"
+        source "$1"; shift
+        COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+        _ztier "$1" "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+        printf '%s\n' "${COMPREPLY[@]}""#;
+    // A command of the sandbox, for its directories; bash gets them by the environment.
+    let like = sandbox.command(&[]);
+    let mut bash = std::process::Command::new("bash");
+    bash.args(["--norc", "-c", asking, "bash"]).arg(script).arg(program).args(words);
+    bash.envs(like.get_envs().filter_map(|(key, value)| Some((key, value?))));
+    let out = bash.output().unwrap();
+    assert!(out.status.success(), "{out:?}");
+    String::from_utf8(out.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn bash_completes_names_of_volumes() {
+    let sandbox = Sandbox::new();
+    assert_eq!(sandbox.ztier(&["names"]).ok(), "");
+    up(&sandbox, "scratch");
+    fs::create_dir_all(sandbox.config_dir()).unwrap();
+    for name in ["scratch", "saved"] {
+        fs::write(sandbox.config_dir().join(format!("{name}.toml")), "size = \"64M\"\n").unwrap();
+    }
+    for command in ["down", "status", "set", "swapon", "accept-loss", "restart"] {
+        assert_eq!(completed(&sandbox, &[command, "s"]), ["scratch"], "{command}");
+    }
+    assert_eq!(completed(&sandbox, &["down", "--force", "s"]), ["scratch"]);
+    assert_eq!(completed(&sandbox, &["up", "s"]), ["saved"]);
+    assert_eq!(completed(&sandbox, &["estimate", "s"]), [""]);
+    assert_eq!(completed(&sandbox, &["help", "dow"]), ["down"]);
+    assert_eq!(completed(&sandbox, &["keep"]), [""], "a hidden command");
+}
+
 #[test]
 fn doctor_says_what_works() {
     let sandbox = Sandbox::new();

@@ -9,7 +9,7 @@ use crate::config::size::human;
 use crate::device;
 use crate::error::Result;
 use crate::system::reclaim;
-use clap::Args;
+use clap::{Args, ValueHint};
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 pub struct Doctor {
     /// A store, file:///DIR or s3://BUCKET/PREFIX: race writers in it, and say whether a volume
     /// would be safe there
+    #[arg(value_hint = ValueHint::AnyPath)]
     store: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]

@@ -83,10 +83,10 @@ pub struct Branch {
     #[arg(value_hint = ValueHint::AnyPath)]
     log: PathBuf,
     /// The store of its volume
-    #[arg(long, value_name = "PLACE")]
+    #[arg(long, value_name = "PLACE", value_hint = ValueHint::AnyPath)]
     backing: PathBuf,
     /// An empty place for the copy
-    #[arg(long, value_name = "PLACE")]
+    #[arg(long, value_name = "PLACE", value_hint = ValueHint::AnyPath)]
     to: PathBuf,
 }
 

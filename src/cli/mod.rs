@@ -6,6 +6,7 @@
 mod accept_loss;
 mod adapting;
 mod check;
+mod completions;
 mod doctor;
 mod down;
 mod drain;
@@ -16,6 +17,7 @@ mod list;
 mod log;
 mod manual;
 mod metrics;
+mod names;
 mod output;
 mod pages;
 mod parse_error;
@@ -78,7 +80,8 @@ enum Command {
     Doctor(doctor::Doctor),
     Estimate(estimate::Estimate),
     Man(pages::Man),
-    Completions(pages::Completions),
+    Completions(completions::Completions),
+    Names(names::Names),
     Udev(udev::Udev),
     /// The daemon of one volume; started by `up`.
     #[command(hide = true)]
@@ -177,6 +180,7 @@ pub fn main() -> ExitCode {
         Command::Estimate(estimate) => estimate.run(),
         Command::Man(man) => man.run(),
         Command::Completions(completions) => completions.run(),
+        Command::Names(names) => names.run(),
         Command::Udev(udev) => udev.run(),
         Command::Daemon { name, again: true } => daemon::again_main(&name),
         Command::Daemon { .. } => daemon::detached_main(),

@@ -1,9 +1,10 @@
-//! `ztier man` and `ztier completions`: made from the same definitions as the parser.
+//! `ztier man`: prints the manual page, or writes all of them.
+//!
+//! Invariant: they are made from the same definitions as the parser ([`super::manual`]).
 
-use super::{Cli, manual, output};
+use super::{manual, output};
 use crate::error::Result;
-use clap::{Args, CommandFactory, ValueHint};
-use clap_complete::Shell;
+use clap::{Args, ValueHint};
 use std::path::PathBuf;
 
 /// Write the manual pages
@@ -22,22 +23,5 @@ impl Man {
             Some(directory) => manual::write(&directory),
             None => output::print(&manual::main_page()?),
         }
-    }
-}
-
-/// Print completions for a shell
-#[derive(Args)]
-#[command(hide = true)]
-pub struct Completions {
-    /// The shell
-    shell: Shell,
-}
-
-impl Completions {
-    /// Runs the command.
-    pub fn run(self) -> Result<()> {
-        let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut Cli::command(), "ztier", &mut script);
-        output::print(&String::from_utf8_lossy(&script))
     }
 }

@@ -11,7 +11,7 @@ use crate::daemon::state::State;
 use crate::daemon::{self, Found};
 use crate::device::Marks;
 use crate::error::{Error, Result};
-use clap::Args;
+use clap::{Args, ValueHint};
 use serde_json::json;
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ pub struct Restart {
     force: bool,
     /// Change the log's drive, or go on without a log (`none`): the old log is drained first, while
     /// the volume works
-    #[arg(long, value_name = "DEV|none")]
+    #[arg(long, value_name = "DEV|none", value_hint = ValueHint::AnyPath)]
     log: Option<PathBuf>,
     /// Overwrite what is on the new log's drive, unless it is a log with data
     #[arg(long, requires = "log")]

@@ -9,7 +9,7 @@ use crate::config::{Ballast, Paths, SlotNews, name};
 use crate::control::{Request, Swapon, Swapping};
 use crate::error::{Error, Result};
 use crate::system::usage::{END_ALONE, Tuned, swapped};
-use clap::Args;
+use clap::{Args, ValueHint};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -90,7 +90,7 @@ pub struct On {
           value_parser = word::<SlotNews>(&["auto", "off"]))]
     freed_slots: SlotNews,
     /// Run PROGRAM when memory and swap are nearly full, and when that is over
-    #[arg(long, value_name = "PROGRAM")]
+    #[arg(long, value_name = "PROGRAM", value_hint = ValueHint::ExecutablePath)]
     on_full: Option<PathBuf>,
     /// Overwrite what is on the device, and go on without what makes the daemon safe for swap
     #[arg(long)]

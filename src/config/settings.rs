@@ -382,7 +382,7 @@ flags {
         "Of `use = \"swap\"`: drop the blocks of [freed slots](swap.md#freed-slots)."
     }
     /// With --use swap: run PROGRAM when memory and swap are nearly full, and when that is over
-    #[flag(value_name = "PROGRAM")]
+    #[flag(value_name = "PROGRAM", value_hint = ValueHint::ExecutablePath)]
     on_full = "on-full": PathBuf {
         "path", "",
         "Of `use = \"swap\"`: a program to run when memory and swap are [nearly \
