@@ -118,7 +118,12 @@ const PAGES: &[Page] = &[
     },
     Page {
         command: "list",
-        examples: &[("All volumes:", "ztier list"), ("For scripts:", "ztier list --json")],
+        examples: &[
+            ("All volumes:", "ztier list"),
+            ("The largest first:", "ztier list -o name,memory --sort memory"),
+            ("Names, for a script:", "ztier list -o name --no-headings"),
+            ("All that is known, for a program:", "ztier list --json"),
+        ],
         files: &[RUN],
         environment: &[RUN_VARIABLE],
     },
