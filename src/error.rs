@@ -35,13 +35,14 @@ pub enum Status {
 
 impl Status {
     /// Each status with its meaning, as in `docs/control.md`.
-    pub const MEANINGS: [(Self, &'static str); 6] = [
+    pub const MEANINGS: [(Self, &'static str); 7] = [
         (Self::Failed, "failed, or no daemon answered and nothing was changed"),
         (Self::Usage, "the command line, a key or a value is wrong"),
         (Self::NotFound, "there is no such volume"),
         (Self::Busy, "volume or drive is in use or at work, or already so"),
         (Self::WouldLose, "refused, because data would be lost"),
         (Self::Degraded, "done as far as possible: degraded, its daemon gone, or data lost"),
+        (Self::Differs, "the volume is up with other settings than those asked for"),
     ];
 }
 

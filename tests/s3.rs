@@ -157,6 +157,30 @@ fn a_log_stands_before_a_bucket() {
 }
 
 #[test]
+fn a_service_that_does_not_answer_holds_no_end_up() {
+    let Some(engine) = Engine::start(Kind::Gofakes3) else { return };
+    let proxy = Proxy::new(engine.address, Seed::new().0).unwrap();
+    let bucket = Bucket::new(proxy.endpoint());
+    let log = bucket.hosts[0].path().join("log").display().to_string();
+    let with = ["--log", &log, "--log-size", "64M", "--max-unsent", "64M,1s"];
+    bucket.up(0, &[&with[..], &["--size", "1G"]].concat()).ok();
+    proxy.latency(Duration::from_secs(600));
+    let mut disk = bucket.disk(0);
+    write(&mut disk, 0..50, 1);
+    disk.flush();
+    drop(disk);
+    // A window is on its way by then.
+    std::thread::sleep(Duration::from_secs(3));
+    let began = std::time::Instant::now();
+    bucket.ztier(0, &["down", "vol"]).ok();
+    assert!(began.elapsed() < Duration::from_secs(25), "{:?}", began.elapsed());
+    proxy.latency(Duration::ZERO);
+    bucket.up(0, &["--log", &log]).ok();
+    check(&mut bucket.disk(0), 0..50, 1);
+    bucket.ztier(0, &["down", "vol", "--drain"]).ok();
+}
+
+#[test]
 fn a_bucket_is_probed() {
     for engine in Engine::all() {
         let bucket = Bucket::new(engine.endpoint());

@@ -95,7 +95,8 @@ fn for_zsh(script: &str, named: &[String]) -> String {
         if let Some(label) = line.trim().strip_prefix('(').and_then(|l| l.strip_suffix(')')) {
             inside = named.iter().find(|name| **name == label);
         }
-        let is_name = line.starts_with("':name -- ") || line.starts_with("'::name -- ");
+        let marks = ["':name -- ", "'::name -- ", "'*::name -- "];
+        let is_name = marks.iter().any(|mark| line.starts_with(mark));
         match (inside, is_name) {
             (Some(name), true) => {
                 let function = if name == "up" { "_ztier_saved" } else { "_ztier_names" };

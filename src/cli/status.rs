@@ -24,7 +24,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 #[derive(Args)]
 pub struct Status {
     /// Names of volumes [default: all that are up]
-    #[arg(value_name = "NAME")]
+    #[arg(id = "name", value_name = "NAME")]
     names: Vec<String>,
     /// Print JSON with all counters; without one name, a list
     #[arg(long)]
