@@ -373,7 +373,7 @@ impl Cached {
         id: u64,
         (piece, wanted): (&Piece, u64),
         came: Came,
-        data: &[u8],
+        (data, packed): (&[u8], &[Option<PackedBlock>]),
     ) {
         let data = data.as_chunks::<BLOCK_SIZE>().0;
         let Some(io) = io else { return self.end(id, piece) };
@@ -384,7 +384,8 @@ impl Cached {
                 let at = u64::from(left.trailing_zeros());
                 left &= left - 1;
                 let name = (piece.first + at, piece.key + at as u32);
-                io.encode(at, name, &data[at as usize], came == Came::Ahead);
+                let packed = packed.get(at as usize).and_then(Option::as_ref);
+                io.encode(at, name, (&data[at as usize], packed), came == Came::Ahead);
             }
             let mut shard = self.shard(piece).lock();
             let (alive, before) = shard.alive(id, piece.first);
@@ -436,7 +437,7 @@ impl Cached {
             let wanted = missed.bits(at, piece.count);
             if wanted != 0 {
                 let data = blocks[at..at + piece.count as usize].as_flattened();
-                self.keep(io.as_mut(), id, (&piece, wanted), Came::Missed, data);
+                self.keep(io.as_mut(), id, (&piece, wanted), Came::Missed, (data, &[]));
             }
         }
         io.into_iter().for_each(|io| self.contexts.give(io));
@@ -518,7 +519,7 @@ impl Cached {
             let from = out.len() + ((piece.first - first) * BLOCK) as usize;
             let data = &window[from.min(window.len())..];
             if bits != 0 {
-                self.keep(io.as_mut(), id, (&piece, bits), Came::Ahead, data);
+                self.keep(io.as_mut(), id, (&piece, bits), Came::Ahead, (data, &[]));
             }
         }
         io.into_iter().for_each(|io| self.contexts.give(io));
@@ -608,9 +609,11 @@ impl Drive for Cached {
         let keeps = good && self.keeps_writes && self.is_on();
         let mut io = if keeps { self.contexts.take() } else { None };
         for piece in self.shard_map.pieces(blocks.clone()) {
-            let from = ((piece.first - blocks.start) * BLOCK) as usize;
+            let from = (piece.first - blocks.start) as usize;
             let all = (&piece, shard::all(piece.count));
-            self.keep(io.as_mut(), id, all, Came::Written, &data[from..]);
+            let packed = packed.get(from..).unwrap_or_default();
+            let data = &data[from * BLOCK_SIZE..];
+            self.keep(io.as_mut(), id, all, Came::Written, (data, packed));
         }
         io.into_iter().for_each(|io| self.contexts.give(io));
         self.noted(result)

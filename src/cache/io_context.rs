@@ -7,7 +7,7 @@
 use super::record::{self, Header, RECORD_MAX};
 use crate::BLOCK_SIZE;
 use crate::codec::{Algorithm, Codec};
-use crate::media::Buffer;
+use crate::media::{Buffer, PackedBlock};
 use crate::sync::{Mutex, relax};
 
 /// Most records that a request handles between two locks of a shard.
@@ -73,12 +73,12 @@ impl IoContext {
         self.held.push(Held { index, header });
     }
 
-    /// Encodes a block as a record, and adds that.
+    /// Encodes a block, which may be packed already, as a record, and adds that.
     pub fn encode(
         &mut self,
         index: u64,
         (block, key): (u64, u32),
-        data: &[u8; BLOCK_SIZE],
+        data: (&[u8; BLOCK_SIZE], Option<&PackedBlock>),
         ahead: bool,
     ) {
         let n = self.held.len();

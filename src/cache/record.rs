@@ -6,6 +6,7 @@
 use super::table::UNIT;
 use crate::BLOCK_SIZE;
 use crate::codec::{Codec, Coding, Encoded};
+use crate::media::PackedBlock;
 use rapidhash::v3::{DEFAULT_RAPID_SECRETS, rapidhash_v3_micro_inline};
 
 /// Bytes of a header.
@@ -99,17 +100,25 @@ pub fn asked_for(bytes: &mut [u8]) {
     bytes[15] = 0;
 }
 
-/// Makes the record of a block at the begin of `out`, which must have room for the largest one, and
-/// returns its header.
+/// Makes the record of a block, which may be packed already, at the begin of `out`, which must have
+/// room for the largest one, and returns its header.
 pub fn encode(
     codec: &mut Codec,
     (block, key): (u64, u32),
-    data: &[u8; BLOCK_SIZE],
+    (data, packed): (&[u8; BLOCK_SIZE], Option<&PackedBlock>),
     ahead: bool,
     out: &mut [u8],
 ) -> Header {
     let (head, payload) = out.split_at_mut(HEADER);
-    let (len, kind) = match codec.encode(data, payload) {
+    let ready = packed.filter(|packed| matches!(packed.coding, Coding::Lz4 | Coding::Raw));
+    let encoded = match ready {
+        Some(PackedBlock { coding, bytes }) => {
+            payload[..bytes.len()].copy_from_slice(bytes);
+            Encoded::Payload(bytes.len(), *coding)
+        }
+        None => codec.encode(data, payload),
+    };
+    let (len, kind) = match encoded {
         Encoded::Same(word) => {
             let word = u64::from(word) << 32 | u64::from(word);
             payload[..8].copy_from_slice(&word.to_le_bytes());
@@ -164,7 +173,7 @@ mod tests {
         let mut codec = Codec::new(Algorithm::Lz4);
         for block in blocks() {
             let mut out = vec![0xaa; RECORD_MAX];
-            let made = encode(&mut codec, (77, 5), &block, true, &mut out);
+            let made = encode(&mut codec, (77, 5), (&block, None), true, &mut out);
             let header = Header::read(&out).unwrap();
             assert_eq!(header, made);
             assert!(header.ahead && header.key == 5);
@@ -183,6 +192,27 @@ mod tests {
             }
             asked_for(record);
             assert!(!Header::read(record).unwrap().ahead);
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "calls the C library")]
+    fn a_block_that_is_packed_is_not_packed_again() {
+        let mut codec = Codec::new(Algorithm::Lz4);
+        let mut room = vec![0; RECORD_MAX];
+        for block in blocks() {
+            let Encoded::Payload(len, coding @ (Coding::Lz4 | Coding::Raw)) =
+                codec.encode(&block, &mut room)
+            else {
+                continue; // one word
+            };
+            let packed = PackedBlock { coding, bytes: room[..len].into() };
+            let (mut one, mut two) = (vec![0; RECORD_MAX], vec![0; RECORD_MAX]);
+            let whole = encode(&mut codec, (7, 5), (&block, None), false, &mut one);
+            // Its content is not looked at.
+            let none = [0; BLOCK_SIZE];
+            let made = encode(&mut codec, (7, 5), (&none, Some(&packed)), false, &mut two);
+            assert!((made, two) == (whole, one));
         }
     }
 

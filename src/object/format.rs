@@ -242,14 +242,21 @@ pub fn fence(seed: &Seed) -> Vec<u8> {
 }
 
 /// A part of a window: `payloads` are those of the entries, one after the other.
-pub fn part(seed: &Seed, part: Part, entries: &[Entry], payloads: &[u8]) -> Vec<u8> {
+pub fn part(seed: &Seed, of: Part, entries: &[Entry], payloads: &[u8]) -> Vec<u8> {
+    let mut out = table(seed, of, entries);
+    out.extend_from_slice(payloads);
+    out
+}
+
+/// Head and entries of a part of a window, with room for the payloads, which come next.
+pub fn table(seed: &Seed, of: Part, entries: &[Entry]) -> Vec<u8> {
     let mut table = Vec::with_capacity(entries.len() * ENTRY);
     entries.iter().for_each(|entry| entry.encode(&mut table));
-    let len = HEAD + table.len() + payloads.len();
+    let payloads: usize = entries.iter().map(|entry| usize::from(entry.payload_len())).sum();
+    let len = HEAD + table.len() + payloads;
     let check = seed.check(u64::MAX, &table);
-    let mut out = head(KIND_PART, seed, part, entries.len() as u32, len, check);
+    let mut out = head(KIND_PART, seed, of, entries.len() as u32, len, check);
     out.extend_from_slice(&table);
-    out.extend_from_slice(payloads);
     out
 }
 

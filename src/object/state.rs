@@ -310,7 +310,7 @@ mod tests {
         let next = std::iter::from_fn(|| state.next());
         next.map(|(draft, slot, part)| {
             let seed = Seed { volume: [1; 16], session: [2; 16], slot };
-            (part.window, slot, draft.encode(&seed).0, part.commits)
+            (part.window, slot, draft.encode(&seed, part).0, part.commits)
         })
         .collect()
     }

@@ -6,7 +6,7 @@
 use super::ahead::look;
 use super::change::{Changed, RootChange, What};
 use super::counted::Counted;
-use super::format::{Identity, OFFSET_BITS, Object, Part, Seed, Session, check_of, part};
+use super::format::{Identity, OFFSET_BITS, Object, Part, Seed, Session, check_of};
 use super::index::place;
 use super::issuer::{Taken, judge};
 use super::opening::{Opened, root_of};
@@ -258,8 +258,7 @@ impl Shared {
         let of = Part { before: if of.part == 0 { 0 } else { *last }, ..of };
         let (volume, session) = (self.volume, self.session);
         let seed = Seed { volume, session, slot: number };
-        let (entries, payloads) = draft.encode(&seed);
-        let content = part(&seed, of, &entries, &payloads);
+        let (entries, content) = draft.encode(&seed, of);
         *last = check_of(&content);
         let object = Object::Part { session, part: of, entries, check: *last };
         Job { slot: number, window: of.window, content, object }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: of a block, the last write or zeroing counts.
 
-use super::format::{ENTRIES_MAX, Entry, PAYLOADS_MAX, Seed};
+use super::format::{ENTRIES_MAX, Entry, PAYLOADS_MAX, Part, Seed, table};
 use super::mark::{MARK, Mark};
 use crate::intervals::Intervals;
 use crate::media::PackedBlock;
@@ -126,6 +126,19 @@ impl Item {
             Self::Mark(_) => MARK,
         }
     }
+
+    fn entry(&self, seed: &Seed) -> Entry {
+        match self {
+            Self::Zeros(first, count) => Entry::Zeros { first: *first, count: *count },
+            Self::Block(block, PackedBlock { coding, bytes }) => {
+                let check = seed.payload(*block, *coding, bytes);
+                let (block, coding, len) = (*block, *coding, bytes.len() as u16);
+                Entry::Block { block, coding, len, check }
+            }
+            Self::Lost(first, count) => Entry::Lost { first: *first, count: *count },
+            Self::Mark(mark) => Entry::Mark { len: MARK as u16, check: seed.mark(&mark.encode()) },
+        }
+    }
 }
 
 /// The content of a part that has no slot yet.
@@ -140,26 +153,18 @@ impl Draft {
         self.bytes + item.len() <= PAYLOADS_MAX && self.items.len() < ENTRIES_MAX
     }
 
-    /// Its entries and payloads, as an object of this seed has them.
-    pub fn encode(&self, seed: &Seed) -> (Vec<Entry>, Vec<u8>) {
-        let mut payloads = Vec::with_capacity(self.bytes);
-        let entries = self.items.iter().map(|item| match item {
-            Item::Zeros(first, count) => Entry::Zeros { first: *first, count: *count },
-            Item::Block(block, PackedBlock { coding, bytes }) => {
-                payloads.extend_from_slice(bytes);
-                let check = seed.payload(*block, *coding, bytes);
-                let (block, coding, len) = (*block, *coding, bytes.len() as u16);
-                Entry::Block { block, coding, len, check }
+    /// Its entries, and the object that has them and their payloads.
+    pub fn encode(&self, seed: &Seed, of: Part) -> (Vec<Entry>, Vec<u8>) {
+        let entries: Vec<Entry> = self.items.iter().map(|item| item.entry(seed)).collect();
+        let mut object = table(seed, of, &entries);
+        for item in &self.items {
+            match item {
+                Item::Block(_, packed) => object.extend_from_slice(&packed.bytes),
+                Item::Mark(mark) => object.extend_from_slice(&mark.encode()),
+                Item::Zeros(..) | Item::Lost(..) => {}
             }
-            Item::Lost(first, count) => Entry::Lost { first: *first, count: *count },
-            Item::Mark(mark) => {
-                let bytes = mark.encode();
-                payloads.extend_from_slice(&bytes);
-                Entry::Mark { len: MARK as u16, check: seed.mark(&bytes) }
-            }
-        });
-        let entries = entries.collect();
-        (entries, payloads)
+        }
+        (entries, object)
     }
 }
 
@@ -202,13 +207,16 @@ mod tests {
         let parts = window.parts();
         assert_eq!(parts.len(), 2);
         let seed = Seed { volume: [1; 16], session: [2; 16], slot: 3 };
-        let (entries, payloads) = parts[0].encode(&seed);
+        let of = Part { window: 0, part: 0, commits: false, before: 0 };
+        let (entries, object) = parts[0].encode(&seed, of);
         assert_eq!(entries[0], Entry::Zeros { first: 0, count: u32::MAX });
         assert_eq!(entries[1], Entry::Zeros { first: u64::from(u32::MAX), count: u32::MAX });
         assert!(matches!(entries[2], Entry::Zeros { count: 2, .. }));
         assert!(matches!(entries[3], Entry::Block { block: 0, len: 4096, .. }));
-        assert_eq!(payloads.len(), PAYLOADS_MAX);
-        let count: usize = parts.iter().map(|part| part.encode(&seed).0.len()).sum();
+        let table = table(&seed, of, &entries);
+        assert!(object.starts_with(&table) && object.len() == table.len() + PAYLOADS_MAX);
+        assert!(object[table.len()..].iter().all(|byte| *byte == 1));
+        let count: usize = parts.iter().map(|part| part.encode(&seed, of).0.len()).sum();
         assert_eq!(count, 3003);
     }
 }
