@@ -351,8 +351,8 @@ impl World<'_> {
             let request = match &command.op {
                 Op::Read(len) => Request::Read(command.at, *len),
                 Op::Write(bytes, range) => Request::write(command.at, &bytes[range.clone()]),
-                Op::WritePacked(bytes, packed) => {
-                    Request::write(command.at, &unpacked(bytes, packed))
+                Op::WritePacked(bytes, range, packed) => {
+                    Request::write(command.at, &unpacked(&bytes[range.clone()], packed))
                 }
                 Op::Join(parts) => Request::write(command.at, &join(parts)),
                 Op::Zero(len) => Request::zero(command.at, *len),
@@ -579,6 +579,7 @@ impl World<'_> {
 
 /// What an atomic backing store gets: blocks that are packed, and others as they are.
 fn unpacked(bytes: &[u8], packed: &[Option<PackedBlock>]) -> Vec<u8> {
+    assert_eq!(bytes.len(), packed.len() * PAGE, "a write is of the blocks that are packed");
     let mut whole = bytes.to_vec();
     let mut codec = Codec::new(Algorithm::None);
     for (block, packed) in whole.as_chunks_mut().0.iter_mut().zip(packed) {

@@ -23,8 +23,8 @@ pub enum Op {
     Read(usize),
     /// Write these bytes of the buffer.
     Write(Arc<Buffer>, Range<usize>),
-    /// Write the buffer, whose blocks may be packed already.
-    WritePacked(Arc<Buffer>, Vec<Option<PackedBlock>>),
+    /// Write these bytes of the buffer, whose blocks may be packed already.
+    WritePacked(Arc<Buffer>, Range<usize>, Vec<Option<PackedBlock>>),
     /// Write these parts contiguously, in order.
     Join(Parts),
     /// Make this many bytes read as zeros.
@@ -85,7 +85,9 @@ impl Command {
             }
             Op::Join(parts) => drive.write(self.at, &join(parts)),
             Op::Write(bytes, range) => drive.write(self.at, &bytes[range.clone()]),
-            Op::WritePacked(bytes, packed) => drive.write_packed(self.at, bytes, packed),
+            Op::WritePacked(bytes, range, packed) => {
+                drive.write_packed(self.at, &bytes[range.clone()], packed)
+            }
             Op::Zero(len) => drive.zero(self.at, *len),
             Op::Flush => drive.flush(),
         };

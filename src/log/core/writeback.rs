@@ -330,10 +330,12 @@ impl Writeback {
             self.written += good.max(1);
             if good > 0 {
                 mark(if good > 1 { "writeback.merged" } else { "writeback.single" });
+                let range = 0..good * BLOCK_SIZE;
                 let op = if self.packs {
-                    Op::WritePacked(Arc::new(bytes), self.packed(good))
+                    mark("writeback.packed");
+                    Op::WritePacked(Arc::new(bytes), range, self.packed(good))
                 } else {
-                    Op::Write(Arc::new(bytes), 0..good * BLOCK_SIZE)
+                    Op::Write(Arc::new(bytes), range)
                 };
                 return Some(self.launch(Device::Backing, first * BLOCK_SIZE as u64, op, None));
             }

@@ -188,8 +188,7 @@ impl Logged {
     pub(super) fn carry_out(&self, command: &Command) -> Outcome {
         if command.device == Device::Backing {
             let bytes = match &command.op {
-                Op::Write(_, range) => range.len(),
-                Op::WritePacked(bytes, _) => bytes.len(),
+                Op::Write(_, range) | Op::WritePacked(_, range, _) => range.len(),
                 _ => 0,
             };
             self.written_back.fetch_add(bytes as u64, Ordering::Relaxed);

@@ -248,10 +248,8 @@ fn commit(logged: &Logged, mut ring: Ring) {
                 drop(core);
                 let action = match op {
                     Op::Read(len) => ring::Op::Read(Buffer::new(len)),
-                    Op::Write(bytes, range) => ring::Op::Write(bytes, range),
-                    Op::WritePacked(bytes, _) => {
-                        let len = bytes.len();
-                        ring::Op::Write(bytes, 0..len)
+                    Op::Write(bytes, range) | Op::WritePacked(bytes, range, _) => {
+                        ring::Op::Write(bytes, range)
                     }
                     Op::Join(parts) => {
                         let whole = join(&parts);
