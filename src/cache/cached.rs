@@ -14,7 +14,7 @@ use super::streams::{Streams, Ticket};
 use super::table::SEGMENT_MAX;
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result as Checked};
-use crate::media::{ALIGN, Commit, Drive, DriveError, Failures, PackedBlock, Pool};
+use crate::media::{ALIGN, Commit, Drive, DriveError, Failures, Packs, Pool};
 use crate::stats::{CacheCounts, CacheStats};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -373,7 +373,7 @@ impl Cached {
         id: u64,
         (piece, wanted): (&Piece, u64),
         came: Came,
-        (data, packed): (&[u8], &[Option<PackedBlock>]),
+        (data, packed): (&[u8], Packs<'_>),
     ) {
         let data = data.as_chunks::<BLOCK_SIZE>().0;
         let Some(io) = io else { return self.end(id, piece) };
@@ -593,12 +593,7 @@ impl Drive for Cached {
         self.write_packed(at, data, &[])
     }
 
-    fn write_packed(
-        &self,
-        at: u64,
-        data: &[u8],
-        packed: &[Option<PackedBlock>],
-    ) -> Result<(), DriveError> {
+    fn write_packed(&self, at: u64, data: &[u8], packed: Packs<'_>) -> Result<(), DriveError> {
         let Some(blocks) = self.blocks(at, data.len() as u64) else {
             return self.noted(self.drive.write_packed(at, data, packed));
         };

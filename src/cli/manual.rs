@@ -87,6 +87,7 @@ const PAGES: &[Page] = &[
                 "A volume in a directory that hosts share:",
                 "ztier up vol --backing file:///srv/vol --size 1T --log none",
             ),
+            ("In a script that may run again:", "ztier up scratch --size 3G --ensure"),
         ],
         files: &[DEVICE, SETTINGS, RUN, STATE],
         environment: &[ALL_VARIABLES, BUCKETS],
@@ -97,6 +98,7 @@ const PAGES: &[Page] = &[
             ("A volume whose data is on drives:", "ztier down data"),
             ("The same; the backing store is used alone after it:", "ztier down data --drain"),
             ("A RAM disk, with its data:", "ztier down scratch --discard"),
+            ("In a script that may run again:", "ztier down data --if-exists"),
         ],
         files: &[RUN, STATE],
         environment: &[RUN_VARIABLE, STATE_VARIABLE],
@@ -132,6 +134,7 @@ const PAGES: &[Page] = &[
         examples: &[
             ("One volume:", "ztier status data"),
             ("For scripts, with all counters:", "ztier status data --json"),
+            ("For cron, nothing while all is well:", "ztier status --check"),
         ],
         files: &[RUN],
         environment: &[RUN_VARIABLE],

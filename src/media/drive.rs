@@ -4,7 +4,7 @@
 //! only after a [`Drive::flush`] that began after the write had returned; a write that failed, or
 //! that a power cut interrupted, may have stored any of its sectors, each of them whole or torn.
 
-use super::{Buffer, Commit, Failures, PAGE, PackedBlock};
+use super::{Buffer, Commit, Failures, PAGE, Packs};
 use std::fmt;
 use std::time::Duration;
 
@@ -83,12 +83,7 @@ pub trait Drive: Send + Sync {
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError>;
 
     /// Like [`Drive::write`], with blocks of `data` as they are packed already, where they are.
-    fn write_packed(
-        &self,
-        at: u64,
-        data: &[u8],
-        packed: &[Option<PackedBlock>],
-    ) -> Result<(), DriveError> {
+    fn write_packed(&self, at: u64, data: &[u8], packed: Packs<'_>) -> Result<(), DriveError> {
         let _ = packed;
         self.write(at, data)
     }

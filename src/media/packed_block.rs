@@ -11,3 +11,7 @@ pub struct PackedBlock {
     /// The bytes.
     pub bytes: Arc<[u8]>,
 }
+
+/// For each of some blocks, the block as it is packed already, if it is. Shorter than the blocks:
+/// the others are not.
+pub type Packs<'a> = &'a [Option<PackedBlock>];

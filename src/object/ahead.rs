@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Bytes that are read of an object at first: most tables are in them.
 const GLANCE: u64 = 64 << 10;
 /// Objects that are read at once.
-const AT_ONCE: u64 = 16;
+const AT_ONCE: u64 = 64;
 /// From this time for one object on, several are read at once: below it, threads cost more.
 const SLOW: Duration = Duration::from_millis(1);
 

@@ -11,6 +11,7 @@ use super::contents::Since;
 use super::pieces::{PieceWriter, key};
 use super::store::{Failure, Store};
 use super::uploads::Shared;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Objects behind the newest checkpoint from which on another is made if it is cheap.
@@ -25,6 +26,8 @@ const BLOCK_BYTES: u64 = 20;
 const PIECE: usize = (4 << 20) / 16;
 /// Units that are collected while requests wait.
 const COLLECTED: usize = 4096;
+/// Interval between looks whether a checkpoint is due.
+const LOOK: Duration = Duration::from_millis(500);
 /// Pause before a store that fails is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -61,7 +64,7 @@ pub fn keep_checkpoints(shared: &Shared) {
         {
             shared.note_failure(failure);
         }
-        shared.pause(if due && done.is_err() { PAUSE } else { Duration::from_millis(500) });
+        shared.pause(if done.is_err() { PAUSE } else { LOOK });
     }
 }
 
@@ -97,12 +100,13 @@ fn make(shared: &Shared) -> Result<(), Undone> {
 
 /// Puts a piece, until it is there.
 fn put(shared: &Shared, (key, content): (String, Vec<u8>)) -> Result<(), Undone> {
+    let content = Arc::new(content);
     while !shared.ends() {
-        match shared.store.create(&key, &content) {
+        match shared.store.create_large(&key, &content) {
             Ok(()) => return Ok(()),
             // By a request whose answer was lost.
             Err(Failure::Exists) => match shared.store.get(&key) {
-                Ok((found, _)) if found == content => return Ok(()),
+                Ok((found, _)) if found == *content => return Ok(()),
                 Ok(_) => return Err(Failure::Exists.into()),
                 Err(failure) => shared.note_failure(&failure),
             },

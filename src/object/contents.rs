@@ -3,7 +3,8 @@
 //!
 //! Invariant: it is that of the windows that were applied, in their order.
 
-use super::format::{Entry, payloads};
+use super::adoption::Adoption;
+use super::format::{Entry, Object, payloads};
 use super::index::Index;
 use super::planted::{Bug, on};
 use super::sessions::Sessions;
@@ -50,5 +51,28 @@ impl Contents {
         self.since.bytes += last.map(|(_, range)| u64::from(range.end)).sum::<u64>();
         self.next = end.slot + 1 + u64::from(on(Bug::CheckpointAhead));
         self.end = Some(end);
+    }
+}
+
+/// The contents of a chain that is walked.
+#[derive(Debug, Default)]
+pub struct Adopted {
+    /// Those of the windows that have ended.
+    pub contents: Contents,
+    adoption: Adoption,
+}
+
+impl Adopted {
+    /// Takes the object in the next slot. Returns the parts of the window that it ends, each with
+    /// its slot.
+    pub fn adopt(&mut self, slot: u64, object: Object) -> Vec<(u64, Vec<Entry>)> {
+        let Object::Part { session, check, entries, .. } = &object else { return Vec::new() };
+        self.contents.sessions.begin(slot, *session);
+        let end = WindowEnd::new((slot, *check), *session, entries);
+        let window = self.adoption.take(slot, object);
+        if !window.is_empty() {
+            self.contents.apply(&window, end);
+        }
+        window
     }
 }

@@ -82,6 +82,10 @@ impl Store for Counted {
         self.sends(content).create(key, content)
     }
 
+    fn create_large(&self, key: &str, content: &Arc<Vec<u8>>) -> Result<(), Failure> {
+        self.sends(content).create_large(key, content)
+    }
+
     fn get(&self, key: &str) -> Result<(Vec<u8>, Tag), Failure> {
         self.read(|store| store.get(key), |(content, _)| content.len())
     }

@@ -19,7 +19,7 @@ use super::window::Had;
 use crate::BLOCK_SIZE;
 use crate::codec::{Algorithm, Codec, Coding, Encoded};
 use crate::error::{Context, Result as Checked};
-use crate::media::{Action, Commit, Drive, DriveError, Failures, PackedBlock};
+use crate::media::{Action, Commit, Drive, DriveError, Failures, PackedBlock, Packs};
 use crate::stats::ObjectStats;
 use parking_lot::{Mutex, MutexGuard};
 use std::path::Path;
@@ -239,11 +239,7 @@ impl ObjectDrive {
     }
 
     /// Blocks as they are packed already, or are now; `None`: zeros.
-    fn payloads(
-        &self,
-        blocks: &[[u8; BLOCK_SIZE]],
-        packed: &[Option<PackedBlock>],
-    ) -> Vec<Option<PackedBlock>> {
+    fn payloads(&self, blocks: &[[u8; BLOCK_SIZE]], packed: Packs<'_>) -> Vec<Option<PackedBlock>> {
         let mut room = [0; BLOCK_SIZE];
         self.codec(|codec| {
             let mut encode = |block: &[u8; BLOCK_SIZE]| match codec.encode(block, &mut room) {
@@ -333,12 +329,7 @@ impl Drive for ObjectDrive {
         self.write_packed(at, data, &[])
     }
 
-    fn write_packed(
-        &self,
-        at: u64,
-        data: &[u8],
-        packed: &[Option<PackedBlock>],
-    ) -> Result<(), DriveError> {
+    fn write_packed(&self, at: u64, data: &[u8], packed: Packs<'_>) -> Result<(), DriveError> {
         let (blocks, _) = data.as_chunks::<BLOCK_SIZE>();
         let payloads = self.payloads(blocks, packed);
         let mut state = self.room((Action::Write, at, data.len()))?;

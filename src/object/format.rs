@@ -145,8 +145,13 @@ pub fn code(coding: Coding) -> u8 {
 
 /// The coding of a number.
 pub fn coding(code: u8) -> Option<Coding> {
-    let all = [Coding::Raw, Coding::Lz4, Coding::Zstd, Coding::Fill];
-    all.into_iter().find(|coding| self::code(*coding) == code)
+    Some(match code {
+        0 => Coding::Raw,
+        1 => Coding::Lz4,
+        2 => Coding::Zstd,
+        3 => Coding::Fill,
+        _ => return None,
+    })
 }
 
 /// In place of a coding: an entry of zeros, of what is lost, and of a mark; and no coding.

@@ -3,16 +3,16 @@
 //! Invariant: a store that fails is asked again, for [`PATIENCE`], unless that is in vain; damage
 //! is never passed over.
 
+use super::Mark;
 use super::ahead::Ahead;
-use super::contents::Contents;
-use super::format::{Damage, Identity, Object, Seed, fence};
+use super::contents::{Adopted, Contents};
+use super::format::{Damage, Identity, Seed, fence};
 use super::probe::probe;
 use super::restoring::restore;
 use super::root::{OWNER_MAX, Root};
 use super::store::{BEAT, Failure, ROOT, Store, Tag, slot};
 use super::takeover::{Answer, Ask, Owned, Step, TakeOver};
 use super::window_end::WindowEnd;
-use super::{Adoption, Mark};
 use crate::error::{Error, Result};
 use crate::remedy;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -204,7 +204,7 @@ fn take_over(
     (approve, progress): (&Approve<'_>, &dyn Fn(u64)),
 ) -> Result<Opened> {
     let mut machine = TakeOver::new(unique()?, owner.to_owned());
-    let mut adopted = Adopted::default();
+    let (mut adopted, mut read) = (Adopted::default(), 0);
     let mut ahead = Ahead::new(store, volume);
     let (mut failing, mut approved): (Option<Instant>, _) = (None, None);
     loop {
@@ -221,7 +221,8 @@ fn take_over(
             Step::Next => {}
             Step::Adopt(slot, object) => {
                 adopted.adopt(slot, object);
-                progress(adopted.read);
+                read += 1;
+                progress(read);
             }
             Step::Again => {
                 adopted = Adopted::default();
@@ -247,28 +248,6 @@ fn take_over(
             }
         }
         failing = None;
-    }
-}
-
-/// What a takeover has adopted so far.
-#[derive(Default)]
-struct Adopted {
-    contents: Contents,
-    adoption: Adoption,
-    /// Objects that were read.
-    read: u64,
-}
-
-impl Adopted {
-    fn adopt(&mut self, slot: u64, object: Object) {
-        self.read += 1;
-        let Object::Part { session, check, entries, .. } = &object else { return };
-        self.contents.sessions.begin(slot, *session);
-        let end = WindowEnd::new((slot, *check), *session, entries);
-        let window = self.adoption.take(slot, object);
-        if !window.is_empty() {
-            self.contents.apply(&window, end);
-        }
     }
 }
 

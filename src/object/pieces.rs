@@ -3,7 +3,8 @@
 //! Invariant: a checkpoint is believed only if its pieces are those that were made one after the
 //! other, of which the root names the last one.
 
-use super::checkpoint::Unit;
+use super::checkpoint::{Unit, read};
+use super::contents::Contents;
 use super::format::{Damage, Identity, Part, Seed, Session, check_of, piece, read_piece};
 use super::root::Checkpoint;
 
@@ -50,20 +51,27 @@ pub struct PieceReader {
     checkpoint: Checkpoint,
     number: u32,
     before: u32,
+    contents: Contents,
 }
 
 impl PieceReader {
     /// Of the checkpoint that a root of `volume` names.
     pub fn new(volume: Identity, checkpoint: Checkpoint) -> Self {
         let seed = Seed { volume, session: checkpoint.session, slot: checkpoint.slot };
-        Self { seed, checkpoint, number: 0, before: 0 }
+        let contents = Contents { next: checkpoint.slot, ..Contents::default() };
+        Self { seed, checkpoint, number: 0, before: 0, contents }
     }
 
-    /// The units of the next piece.
+    /// The number of the next piece; `None`: all were taken.
+    pub fn next(&self) -> Option<u32> {
+        (self.number < self.checkpoint.pieces).then_some(self.number)
+    }
+
+    /// Takes the next piece.
     ///
     /// # Errors
     /// It is not that piece.
-    pub fn take<'a>(&mut self, content: &'a [u8]) -> Result<&'a [Unit], Damage> {
+    pub fn take(&mut self, content: &[u8]) -> Result<(), Damage> {
         let Checkpoint { generation: window, pieces, check, .. } = self.checkpoint;
         let commits = self.number + 1 == pieces;
         let of = Part { window, part: self.number, commits, before: self.before };
@@ -72,7 +80,12 @@ impl PieceReader {
         if commits && self.before != check {
             return Err(Damage::Damaged);
         }
-        Ok(units)
+        read(units, &mut self.contents)
+    }
+
+    /// What the pieces say.
+    pub fn contents(self) -> Contents {
+        self.contents
     }
 }
 
@@ -85,15 +98,23 @@ mod tests {
     fn pieces_are_read_in_the_order_in_which_they_were_made() {
         let volume = [1; 16];
         let mut writer = PieceWriter::new(volume, [2; 16], (7, 33));
-        let units = [[[1; 16], [2; 16]], [[3; 16], [4; 16]], [[5; 16], [6; 16]]];
+        // A unit says how many bytes there are in all windows.
+        let units = [1_u8, 2, 3].map(|bytes| {
+            let mut unit = [0; 16];
+            (unit[7], unit[8]) = (5, bytes);
+            [unit]
+        });
         let made: Vec<_> = (0..3).map(|i| writer.add(&units[i], i == 2)).collect();
         assert_eq!(made[1].0, "index/0000000000000007.0001");
         let checkpoint = writer.checkpoint();
         assert_eq!((checkpoint.pieces, checkpoint.slot, checkpoint.generation), (3, 33, 7));
         let mut reader = PieceReader::new(volume, checkpoint);
-        made.iter().zip(&units).for_each(|((_, content), units)| {
-            assert_eq!(reader.take(content), Ok(&units[..]));
-        });
+        for (number, (_, content)) in (0..).zip(&made) {
+            assert_eq!((reader.next(), reader.take(content)), (Some(number), Ok(())));
+        }
+        assert_eq!(reader.next(), None);
+        let contents = reader.contents();
+        assert_eq!((contents.next, contents.index.stored_bytes()), (33, 3));
         // Another last piece, or another order.
         let mut other = PieceWriter::new(volume, [2; 16], (7, 33));
         let others: Vec<_> = (0..3).map(|i| other.add(&units[2 - i], i == 2)).collect();

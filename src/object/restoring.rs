@@ -1,14 +1,20 @@
 //! Reads the contents that a checkpoint has.
+//!
+//! Invariant: pieces are taken in their order, while later ones are on their way.
 
-use super::checkpoint::read;
 use super::contents::Contents;
 use super::format::{Damage, Identity};
 use super::pieces::{PieceReader, key};
 use super::root::Checkpoint;
 use super::store::{Failure, Store};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::{Builder, Scope};
 
-/// Pieces that are read at once, each of a few MiB.
+/// Threads that read; each has up to two pieces of a few MiB in memory.
 const AT_ONCE: u32 = 8;
+
+/// A piece, or why it was not read.
+type Read = Result<Vec<u8>, Failure>;
 
 /// The contents that `checkpoint`, which a root of `volume` names, has.
 ///
@@ -19,43 +25,36 @@ pub fn restore(
     volume: &Identity,
     checkpoint: Checkpoint,
 ) -> Result<Result<Contents, Damage>, Failure> {
-    let mut contents = Contents { next: checkpoint.slot, ..Contents::default() };
     let mut reader = PieceReader::new(*volume, checkpoint);
-    let mut number = 0;
-    while number < checkpoint.pieces {
-        let end = checkpoint.pieces.min(number + AT_ONCE);
-        for content in pieces(store, checkpoint.generation, number, end) {
-            let content = content?;
-            let taken = reader.take(&content).and_then(|units| read(units, &mut contents));
-            if let Err(damage) = taken {
+    let read = |number| store.get(&key(checkpoint.generation, number)).map(|found| found.0);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            (0..AT_ONCE).map(|first| ahead(scope, &read, first..checkpoint.pieces)).collect();
+        while let Some(number) = reader.next() {
+            // A system that gives no thread has this one.
+            let piece = threads[(number % AT_ONCE) as usize].recv();
+            let content = piece.unwrap_or_else(|_| read(number))?;
+            if let Err(damage) = reader.take(&content) {
                 return Ok(Err(damage));
             }
         }
-        number = end;
-    }
-    Ok(Ok(contents))
+        Ok(Ok(reader.contents()))
+    })
 }
 
-/// The pieces of these numbers, in order.
-fn pieces(
-    store: &dyn Store,
-    generation: u64,
-    begin: u32,
-    end: u32,
-) -> Vec<Result<Vec<u8>, Failure>> {
-    let read = |number| store.get(&key(generation, number)).map(|(content, _)| content);
-    std::thread::scope(|scope| {
-        let begun: Vec<_> = (begin + 1..end)
-            .map(|number| {
-                // A system that gives no thread has this one.
-                let thread = std::thread::Builder::new().spawn_scoped(scope, move || read(number));
-                (number, thread.ok())
-            })
-            .collect();
-        let first = read(begin);
-        let rest = begun.into_iter().map(|(number, thread)| {
-            thread.and_then(|thread| thread.join().ok()).unwrap_or_else(|| read(number))
-        });
-        std::iter::once(first).chain(rest).collect()
-    })
+/// Reads every [`AT_ONCE`]th piece of a range, one before it is asked for; ends when none is.
+fn ahead<'s, 'e: 's>(
+    scope: &'s Scope<'s, 'e>,
+    read: &'e (impl Fn(u32) -> Read + Sync),
+    numbers: std::ops::Range<u32>,
+) -> Receiver<Read> {
+    let (send, receive) = sync_channel(1);
+    let work = move || {
+        let mut numbers = numbers.step_by(AT_ONCE as usize);
+        while let Some(number) = numbers.next()
+            && send.send(read(number)).is_ok()
+        {}
+    };
+    let _ = Builder::new().spawn_scoped(scope, work); // without it, its end of the channel is gone
+    receive
 }

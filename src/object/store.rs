@@ -7,6 +7,7 @@
 use crate::error::Result as Checked;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What an object is known by when it is swapped.
@@ -74,6 +75,11 @@ pub trait Store: Send + Sync {
 
     /// Makes an object.
     fn create(&self, key: &str, content: &[u8]) -> Result<(), Failure>;
+
+    /// Like [`Store::create`], of content that a request may hold, so that it is not copied.
+    fn create_large(&self, key: &str, content: &Arc<Vec<u8>>) -> Result<(), Failure> {
+        self.create(key, content)
+    }
 
     /// The whole object.
     fn get(&self, key: &str) -> Result<(Vec<u8>, Tag), Failure>;

@@ -51,6 +51,8 @@ pub struct Shared {
     /// Notified with each change of the state.
     pub changed: Condvar,
     stop: AtomicBool,
+    /// Notified, with the state, when the drive stops.
+    ended: Condvar,
     /// Whether there is a successor.
     over: AtomicBool,
     /// The [`place`] of a payload that is damaged; 0: none, a head is there.
@@ -72,7 +74,7 @@ struct Job {
     slot: u64,
     /// The number of its window.
     window: u64,
-    content: Vec<u8>,
+    content: Arc<Vec<u8>>,
     object: Object,
 }
 
@@ -91,6 +93,7 @@ impl Shared {
             state: Mutex::new(state),
             changed: Condvar::new(),
             stop: AtomicBool::new(false),
+            ended: Condvar::new(),
             over: AtomicBool::new(false),
             damaged: AtomicU64::new(0),
         }
@@ -109,6 +112,7 @@ impl Shared {
         // A thread that has just looked waits by now, and is woken.
         drop(self.state.lock());
         self.changed.notify_all();
+        self.ended.notify_all();
     }
 
     fn stops(&self) -> bool {
@@ -120,11 +124,12 @@ impl Shared {
         self.stops() || self.is_over()
     }
 
-    /// Waits, at most so long, until the drive stops, or something else has changed.
-    pub fn pause(&self, most: Duration) {
-        let until = Instant::now() + most;
+    /// Waits for `time`, unless the drive stops.
+    pub fn pause(&self, time: Duration) {
         let mut state = self.state.lock();
-        while !self.stops() && !self.changed.wait_until(&mut state, until).timed_out() {}
+        if !self.stops() {
+            self.ended.wait_for(&mut state, time);
+        }
     }
 
     /// Tells the store that this owner has ended. Best effort: without it, the next owner waits
@@ -259,6 +264,7 @@ impl Shared {
         let (volume, session) = (self.volume, self.session);
         let seed = Seed { volume, session, slot: number };
         let (entries, content) = draft.encode(&seed, of);
+        let content = Arc::new(content);
         *last = check_of(&content);
         let object = Object::Part { session, part: of, entries, check: *last };
         Job { slot: number, window: of.window, content, object }
@@ -268,7 +274,7 @@ impl Shared {
     fn send(&self, job: Job) {
         let mut pause = PAUSES.0;
         while !self.stops() {
-            let done = match self.store.create(&slot(job.slot), &job.content) {
+            let done = match self.store.create_large(&slot(job.slot), &job.content) {
                 Ok(()) => Ok(true),
                 Err(Failure::Exists) => self.is_ours(&job),
                 Err(failure) => Err(failure),

@@ -11,7 +11,7 @@ use crate::codec::{Algorithm, Codec};
 use crate::log::core::{Core, Found, Reading};
 use crate::log::disk::cluster::Unpacked;
 use crate::log::disk::format::Kind;
-use crate::media::{ALIGN, Buffer, Commit, Drive, DriveError, Failures, PackedBlock};
+use crate::media::{ALIGN, Buffer, Commit, Drive, DriveError, Failures, Packs};
 use crate::sync::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
@@ -203,12 +203,7 @@ impl Drive for LogReadDrive {
         self.backing.write(at, data)
     }
 
-    fn write_packed(
-        &self,
-        at: u64,
-        data: &[u8],
-        packed: &[Option<PackedBlock>],
-    ) -> Result<(), DriveError> {
+    fn write_packed(&self, at: u64, data: &[u8], packed: Packs<'_>) -> Result<(), DriveError> {
         self.backing.write_packed(at, data, packed)
     }
 

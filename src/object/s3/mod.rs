@@ -13,6 +13,7 @@ mod client;
 use super::store::{Failure, Store, Tag, Trouble};
 use crate::error::{Error, Result as Checked};
 use answer::{Answer, Asked};
+use bytes::Bytes;
 use object_store::aws::AmazonS3;
 use object_store::path::Path;
 use object_store::{
@@ -21,6 +22,7 @@ use object_store::{
 };
 use rustix::io::Errno;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -160,7 +162,7 @@ impl S3 {
         Ok(Read { content: content.into(), meta, answer })
     }
 
-    fn write(&self, asked: Asked, key: &str, content: &[u8]) -> Result<PutResult, Failure> {
+    fn write(&self, asked: Asked, key: &str, content: Bytes) -> Result<PutResult, Failure> {
         let mode = match &asked {
             Asked::Create => PutMode::Create,
             Asked::Swap(tag) => {
@@ -168,9 +170,18 @@ impl S3 {
             }
             _ => PutMode::Overwrite,
         };
-        let (path, payload) = (self.path(key), PutPayload::from(content.to_vec()));
+        let (path, payload) = (self.path(key), PutPayload::from(content));
         let put = self.client.put_opts(&path, payload, mode.into());
         self.ask(asked, key, put).map(|(done, _)| done)
+    }
+}
+
+/// The content of an object that is sent.
+struct Held(Arc<Vec<u8>>);
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
     }
 }
 
@@ -203,6 +214,11 @@ impl Store for S3 {
     }
 
     fn create(&self, key: &str, content: &[u8]) -> Result<(), Failure> {
+        self.write(Asked::Create, key, Bytes::copy_from_slice(content)).map(drop)
+    }
+
+    fn create_large(&self, key: &str, content: &Arc<Vec<u8>>) -> Result<(), Failure> {
+        let content = Bytes::from_owner(Held(Arc::clone(content)));
         self.write(Asked::Create, key, content).map(drop)
     }
 
@@ -224,14 +240,14 @@ impl Store for S3 {
     }
 
     fn swap(&self, key: &str, content: &[u8], before: &Tag) -> Result<Tag, Failure> {
-        let done = self.write(Asked::Swap(before.clone()), key, content)?;
+        let done = self.write(Asked::Swap(before.clone()), key, Bytes::copy_from_slice(content))?;
         // Done, but the caller needs the tag: it reads the object, as after a lost answer.
         let text = || format!("wrote {}/{key}, and the answer has no ETag", self.place());
         done.e_tag.map(Tag).ok_or_else(|| other(Errno::IO, text()))
     }
 
     fn put(&self, key: &str, content: &[u8]) -> Result<(), Failure> {
-        self.write(Asked::Write, key, content).map(drop)
+        self.write(Asked::Write, key, Bytes::copy_from_slice(content)).map(drop)
     }
 
     fn remove(&self, key: &str) -> Result<(), Failure> {

@@ -9,17 +9,21 @@ use ztier::error::{Context, Result};
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
+/// Makes a directory with a unique name.
+fn below(dir: &Path, what: &str) -> Result<PathBuf> {
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    let path = dir.join(format!("ztier-bench-{}-{n}-{what}", std::process::id()));
+    std::fs::create_dir(&path).context(format!("cannot make {}", path.display()))?;
+    Ok(path)
+}
+
 /// A new, empty directory; removed when dropped if it is empty then.
 pub struct WorkDir(PathBuf);
 
 impl WorkDir {
     /// Makes a directory with a unique name.
     pub fn new(what: &str) -> Result<Self> {
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("ztier-bench-{}-{n}-{what}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path).context(format!("cannot make {}", path.display()))?;
-        Ok(Self(path))
+        below(&std::env::temp_dir(), what).map(Self)
     }
 
     /// Its path.
@@ -42,19 +46,12 @@ pub struct Tree(PathBuf);
 impl Tree {
     /// Makes a directory for small files with a unique name.
     pub fn new(what: &str) -> Result<Self> {
-        Self::below(&std::env::temp_dir(), what)
+        below(&std::env::temp_dir(), what).map(Self)
     }
 
     /// Makes a directory for files that are too large for memory.
     pub fn large(what: &str) -> Result<Self> {
-        Self::below(Path::new(super::remains::LARGE), what)
-    }
-
-    fn below(dir: &Path, what: &str) -> Result<Self> {
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = dir.join(format!("ztier-bench-{}-{n}-{what}", std::process::id()));
-        std::fs::create_dir(&path).context(format!("cannot make {}", path.display()))?;
-        Ok(Self(path))
+        below(Path::new(super::remains::LARGE), what).map(Self)
     }
 
     /// Its path.

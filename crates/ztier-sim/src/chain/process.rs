@@ -10,8 +10,8 @@ use crate::trouble::{Kind, Trouble};
 use std::mem::take;
 use std::rc::Rc;
 use ztier::object::{
-    Adoption, Answer, Ask, Checkpoint, Contents, Damage, Failure, Object, Owned, PieceReader, Root,
-    Session, Step, TakeOver, WindowEnd, decode, fence, piece_key, read_units,
+    Adopted, Answer, Ask, Checkpoint, Contents, Failure, Object, Owned, PieceReader, Root, Session,
+    Step, TakeOver, decode, fence, piece_key,
 };
 
 /// What a process does after an event.
@@ -131,50 +131,20 @@ impl Process {
 /// A takeover under way.
 struct Taking {
     machine: TakeOver,
-    adoption: Adoption,
+    adopted: Adopted,
     windows: Vec<Window>,
-    contents: Contents,
-    /// The checkpoint that it reads.
-    restoring: Option<Restoring>,
+    /// The checkpoint that it reads, and how far it is.
+    restoring: Option<(Checkpoint, PieceReader)>,
     /// The slot of the last read, if it failed.
     failed: Option<u64>,
-}
-
-/// A checkpoint that is read, piece by piece.
-struct Restoring {
-    checkpoint: Checkpoint,
-    reader: PieceReader,
-    contents: Contents,
-    /// The number of the next piece.
-    number: u32,
-}
-
-impl Restoring {
-    fn new(checkpoint: Checkpoint) -> Self {
-        let contents = Contents { next: checkpoint.slot, ..Contents::default() };
-        Self { checkpoint, reader: PieceReader::new(VOLUME, checkpoint), contents, number: 0 }
-    }
-
-    fn key(&self) -> String {
-        piece_key(self.checkpoint.generation, self.number)
-    }
-
-    /// Takes the next piece. Returns whether that was the last.
-    fn take(&mut self, content: &[u8]) -> Result<bool, Damage> {
-        let units = self.reader.take(content)?;
-        read_units(units, &mut self.contents)?;
-        self.number += 1;
-        Ok(self.number == self.checkpoint.pieces)
-    }
 }
 
 impl Taking {
     fn new(session: Session) -> Self {
         Self {
             machine: TakeOver::new(session, String::from("simulated")),
-            adoption: Adoption::default(),
+            adopted: Adopted::default(),
             windows: Vec::new(),
-            contents: Contents::default(),
             restoring: None,
             failed: None,
         }
@@ -184,8 +154,10 @@ impl Taking {
         Ok(match self.machine.ask() {
             Ask::Root => Request::Root,
             Ask::Checkpoint(checkpoint) => {
-                let restoring = self.restoring.get_or_insert_with(|| Restoring::new(checkpoint));
-                Request::ReadPiece(restoring.key())
+                let reader = || (checkpoint, PieceReader::new(VOLUME, checkpoint));
+                let (_, reader) = self.restoring.get_or_insert_with(reader);
+                let number = reader.next().unwrap_or_default();
+                Request::ReadPiece(piece_key(checkpoint.generation, number))
             }
             Ask::Object(slot) => Request::Read(slot),
             Ask::Fence(slot) if self.failed == Some(slot) => {
@@ -211,9 +183,8 @@ impl Taking {
                 let before = self.machine.session();
                 scene.note(|| format!("{} begins again as {}", Name(before), Name(session)));
                 self.machine.again(session);
-                self.adoption = Adoption::default();
                 self.windows.clear();
-                (self.contents, self.restoring, self.failed) = Default::default();
+                (self.adopted, self.restoring, self.failed) = Default::default();
             }
             Step::Owner(owned) => return Ok(Some(owned)),
             Step::Damaged(slot, damage) => {
@@ -240,29 +211,26 @@ impl Taking {
     }
 
     fn piece(&mut self, piece: Result<Rc<[u8]>, Failure>, scene: &mut Scene) -> Option<Answer> {
-        let restoring = self.restoring.as_mut()?;
-        let taken = piece.map(|content| restoring.take(&content));
-        if taken == Ok(Ok(false)) {
+        let (_, reader) = self.restoring.as_mut()?;
+        let taken = piece.map(|content| reader.take(&content));
+        if taken == Ok(Ok(())) && reader.next().is_some() {
             return None;
         }
-        let Restoring { checkpoint, contents, .. } = self.restoring.take()?;
-        if taken == Ok(Ok(true)) {
+        let (checkpoint, reader) = self.restoring.take()?;
+        if taken == Ok(Ok(())) {
             scene.stats.restored += 1;
-            (self.windows, self.contents) = (scene.oracle.windows(&checkpoint), contents);
+            self.windows = scene.oracle.windows(&checkpoint);
+            self.adopted.contents = reader.contents();
         }
-        Some(Answer::Checkpoint(taken.map(|whole| whole.map(drop))))
+        Some(Answer::Checkpoint(taken))
     }
 
     fn adopt(&mut self, slot: u64, object: Object) {
-        let Object::Part { session, part, check, ref entries } = object else { return };
-        self.contents.sessions.begin(slot, session);
-        let end = WindowEnd::new((slot, check), session, entries);
-        let parts = self.adoption.take(slot, object);
-        if parts.is_empty() {
-            return;
+        let Object::Part { session, part, .. } = object else { return };
+        let parts = self.adopted.adopt(slot, object);
+        if !parts.is_empty() {
+            self.windows.push(Window { session, number: part.window, parts });
         }
-        self.contents.apply(&parts, end);
-        self.windows.push(Window { session, number: part.window, parts });
     }
 
     /// The session owns the chain: the oracle compares what it has adopted.
@@ -278,7 +246,7 @@ impl Taking {
             )
         });
         let stored = scene.store.owner(generation);
-        let (windows, contents) = (take(&mut self.windows), take(&mut self.contents));
+        let (windows, contents) = (take(&mut self.windows), take(&mut self.adopted.contents));
         scene.oracle.owner(session, owned, windows.clone(), &blocks(&contents), stored)?;
         Ok(Owner::new(owned, contents, windows))
     }
