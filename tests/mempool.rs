@@ -194,8 +194,11 @@ fn the_least_limit_never_ends_in_refusals() {
     // Pages of the same words, which compress further only together.
     writer.alike = true;
     writer.fill(0..8 * MIB);
-    volume.recompress_now();
-    assert!(volume.stats().blocks_recompressed > 100, "{:?}", volume.stats());
+    // Recompression leaves the last frames of the mempool to writers.
+    eventually("blocks are recompressed", || {
+        volume.recompress_now();
+        volume.stats().blocks_recompressed > 100
+    });
     volume.set_ram_limit(min_ram_limit_above(SIZE, MIB as u32)).unwrap();
     let end = Instant::now() + Duration::from_secs(60);
     for offset in (0..SIZE).step_by(64 << 10) {

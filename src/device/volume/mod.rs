@@ -424,7 +424,7 @@ impl Volume {
         self.ram.read_ahead()
     }
 
-    /// Recompresses everything that was not read lately, for tests.
+    /// Recompresses what was not read lately while there is room and memory to, for tests.
     #[doc(hidden)]
     pub fn recompress_now(&self) {
         if !self.ram.can_recompress() {
