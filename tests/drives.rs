@@ -17,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::loops::{Loop, lacks_loops as lacks};
-use support::shell::{missing, ok, run, text, try_unmount};
+use support::shell::{missing, ok, ok_once_free, run, text, try_unmount};
 use ztier::media::ring::Op;
 use ztier::media::{
     Access, Buffer, Drive, FileDrive, IdKind, Identity, Match, Ring, Signature, StableId,
@@ -197,7 +197,7 @@ fn a_device_belongs_to_one() {
     // Its requests end a little after the process.
     drop(device.open());
 
-    ok(60, "mkfs.ext4", &["-q", "-F", node]);
+    ok_once_free("mkfs.ext4", &["-q", "-F", node]);
     let point = here.join("point with blank");
     let mount = Mounted::new(&[node], &point);
     let on = format!("mounted on {}", point.display());
@@ -261,7 +261,7 @@ fn data_reaches_the_medium_directly_and_where_that_is_impossible() {
         drive.flush().unwrap();
         assert!(blocks() < before, "{before} sectors before, {} after", blocks());
     }
-    ok(60, "mkfs.ext4", &["-q", "-F", device.path()]);
+    ok_once_free("mkfs.ext4", &["-q", "-F", device.path()]);
     for (name, args, direct) in [
         ("ext4", vec![device.path()], Some(true)),
         // tmpfs supports the flag since Linux 6.6.
@@ -289,7 +289,7 @@ fn an_identity_shows_which_drive_it_is_and_whether_it_was_written() {
     let image = file(&here.join("image"), 64 * MIB);
     let device = Loop::on(&image, &[]);
     let empty = identity(&device.0);
-    ok(60, "mkfs.ext4", &["-q", "-F", device.path()]);
+    ok_once_free("mkfs.ext4", &["-q", "-F", device.path()]);
     let made = identity(&device.0);
     assert!(matches!(empty.compare(&made), Match::Changed { .. }), "{:?}", empty.compare(&made));
     assert_eq!(made.compare(&identity(&device.0)), Match::Same);
@@ -337,7 +337,7 @@ fn known_content_is_found() {
     device.open().write(4096, &pattern(4096, 5)).unwrap();
     assert_eq!(signature(&device.0), None, "unknown content is no signature");
 
-    ok(60, "mkfs.ext4", &["-q", "-F", "-L", "my disk", device.path()]);
+    ok_once_free("mkfs.ext4", &["-q", "-F", "-L", "my disk", device.path()]);
     for path in [&device.0, &image] {
         let found = signature(path).unwrap();
         assert_eq!((found.kind.as_str(), found.label.as_deref()), ("ext4", Some("my disk")));
@@ -349,7 +349,7 @@ fn known_content_is_found() {
     mine.zero(0, 64 * MIB).unwrap();
     assert_eq!(Signature::of(&mine).unwrap(), None);
     drop(mine);
-    ok(60, "mkswap", &[device.path()]);
+    ok_once_free("mkswap", &[device.path()]);
     let found = signature(&device.0).unwrap();
     assert_eq!(found.kind, "swap");
 }
@@ -361,7 +361,7 @@ fn several_signatures_are_one_too() {
     }
     let (_dir, here) = dir();
     let path = file(&here.join("drive"), 16 * MIB);
-    ok(60, "mkswap", &[path.to_str().unwrap()]);
+    ok_once_free("mkswap", &[path.to_str().unwrap()]);
     let drive = FileDrive::open(&path, Access::Exclusive).unwrap();
     let mut block = Buffer::new(4096);
     drive.read(0, &mut block).unwrap();
@@ -413,7 +413,7 @@ fn partitions_and_their_tables() {
     let whole = device.open();
     refused(&part(1), Access::Exclusive, &["is in use"]);
     drop(whole);
-    ok(60, "mkfs.ext4", &["-q", "-F", part(2).to_str().unwrap()]);
+    ok_once_free("mkfs.ext4", &["-q", "-F", part(2).to_str().unwrap()]);
     let mount = Mounted::new(&[part(2).to_str().unwrap()], &here.join("point"));
     refused(&device.0, Access::Exclusive, &["mounted on", "unmount it first"]);
     drop(mount);

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use support::loops::{Loop, lacks_loops};
 use support::place::{BLOCK, BLOCKS, Place, content};
 use support::sandbox::{Done, eventually};
-use support::shell::{ok, run, try_unmount};
+use support::shell::{ok, ok_once_free, run, try_unmount};
 use ztier::media::{Access, Drive, FileDrive};
 
 const MIB: u64 = 1 << 20;
@@ -237,7 +237,7 @@ fn a_mount_or_swap_on_a_layer_is_named() {
     let (_dir, here) = dir();
     let image = file(&here.join("image"), 32 * MIB);
     let device = Loop::on(&image, &[]);
-    ok(60, "mkfs.ext4", &["-q", "-F", device.path()]);
+    ok_once_free("mkfs.ext4", &["-q", "-F", device.path()]);
     let mount = Mounted::new(&[device.path()], &here.join("point"));
     let on = format!("mounted on {}", mount.0.display());
     refused(&image, &["loop device", device.path(), &on]);
@@ -248,7 +248,7 @@ fn a_mount_or_swap_on_a_layer_is_named() {
     drop(mount);
     drop((above, beside));
 
-    ok(60, "mkswap", &[device.path()]);
+    ok_once_free("mkswap", &[device.path()]);
     struct Swap<'a>(&'a str);
     impl Drop for Swap<'_> {
         fn drop(&mut self) {

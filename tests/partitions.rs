@@ -14,7 +14,7 @@ mod shell;
 
 use loops::Loop;
 use sandbox::{Sandbox, eventually};
-use shell::{missing, ok, unmount};
+use shell::{missing, ok, ok_once_free, unmount};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -83,7 +83,7 @@ fn a_partition_that_is_mounted_holds_the_volume() {
         sandbox.ztier(&["down", &name, "--discard"]).ok();
         return;
     }
-    ok(30, "mkfs.ext4", &["-q", partition.to_str().unwrap()]);
+    ok_once_free("mkfs.ext4", &["-q", partition.to_str().unwrap()]);
     let mnt = sandbox.path().join("mnt");
     fs::create_dir(&mnt).unwrap();
     ok(20, "mount", &[partition.to_str().unwrap(), mnt.to_str().unwrap()]);

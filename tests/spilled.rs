@@ -19,7 +19,7 @@ use std::process::Command;
 use support::disk::Disk;
 use support::loops::Loop;
 use support::sandbox::Sandbox;
-use support::shell::{missing, ok};
+use support::shell::{missing, ok, ok_once_free};
 use support::worn;
 
 const BLOCK: u64 = 4096;
@@ -175,7 +175,7 @@ fn a_device_in_use_is_refused_and_its_user_named() {
     };
     up(&sandbox, &path, &["--wipe"]).refused(4, &["below is in use: loop device", node]);
 
-    ok(20, "mkfs.ext4", &["-q", "-F", node]);
+    ok_once_free("mkfs.ext4", &["-q", "-F", node]);
     up(&sandbox, &device.0, &[]).refused(5, &["holds ext4", "--wipe"]);
     let point = sandbox.path().join("mnt");
     std::fs::create_dir(&point).unwrap();
@@ -185,7 +185,7 @@ fn a_device_in_use_is_refused_and_its_user_named() {
     refused(&[&format!("mounted on {point}"), "unmount it first"]);
     mounted.now();
 
-    ok(20, "mkswap", &["-q", "-f", node]);
+    ok_once_free("mkswap", &["-q", "-f", node]);
     // With the lowest priority, and only for a moment: nothing is swapped out to it.
     ok(20, "swapon", &["--priority", "0", node]);
     let swap = Undo("swapoff", node.to_owned());

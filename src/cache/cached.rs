@@ -14,7 +14,7 @@ use super::streams::{Streams, Ticket};
 use super::table::SEGMENT_MAX;
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result as Checked};
-use crate::media::{ALIGN, Commit, Drive, DriveError, Failures, Packs, Pool};
+use crate::media::{ALIGN, Blocks, Commit, Drive, DriveError, Failures, Given, Pool};
 use crate::stats::{CacheCounts, CacheStats};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -367,15 +367,14 @@ impl Cached {
 
     /// Ends the flight of a piece, and keeps those of its blocks whose bits are set in `wanted`, as
     /// far as they are still alive. Without an I/O context, none is kept.
-    fn keep(
+    fn keep<'a>(
         &self,
         io: Option<&mut IoContext>,
         id: u64,
         (piece, wanted): (&Piece, u64),
         came: Came,
-        (data, packed): (&[u8], Packs<'_>),
+        given: impl Fn(usize) -> Given<'a>,
     ) {
-        let data = data.as_chunks::<BLOCK_SIZE>().0;
         let Some(io) = io else { return self.end(id, piece) };
         let mut left = wanted;
         while left != 0 {
@@ -384,8 +383,7 @@ impl Cached {
                 let at = u64::from(left.trailing_zeros());
                 left &= left - 1;
                 let name = (piece.first + at, piece.key + at as u32);
-                let packed = packed.get(at as usize).and_then(Option::as_ref);
-                io.encode(at, name, (&data[at as usize], packed), came == Came::Ahead);
+                io.encode(at, name, given(at as usize), came == Came::Ahead);
             }
             let mut shard = self.shard(piece).lock();
             let (alive, before) = shard.alive(id, piece.first);
@@ -436,8 +434,8 @@ impl Cached {
             let at = (piece.first - first) as usize;
             let wanted = missed.bits(at, piece.count);
             if wanted != 0 {
-                let data = blocks[at..at + piece.count as usize].as_flattened();
-                self.keep(io.as_mut(), id, (&piece, wanted), Came::Missed, (data, &[]));
+                let given = |n: usize| Given::Plain(&blocks[at + n]);
+                self.keep(io.as_mut(), id, (&piece, wanted), Came::Missed, given);
             }
         }
         io.into_iter().for_each(|io| self.contexts.give(io));
@@ -517,9 +515,10 @@ impl Cached {
         for piece in self.shard_map.pieces(first..end) {
             let bits = absent.bits((piece.first - first) as usize, piece.count);
             let from = out.len() + ((piece.first - first) * BLOCK) as usize;
-            let data = &window[from.min(window.len())..];
+            let data = window[from.min(window.len())..].as_chunks().0;
             if bits != 0 {
-                self.keep(io.as_mut(), id, (&piece, bits), Came::Ahead, (data, &[]));
+                let given = |n: usize| Given::Plain(&data[n]);
+                self.keep(io.as_mut(), id, (&piece, bits), Came::Ahead, given);
             }
         }
         io.into_iter().for_each(|io| self.contexts.give(io));
@@ -590,25 +589,24 @@ impl Drive for Cached {
     }
 
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
-        self.write_packed(at, data, &[])
+        self.write_packed(at, Blocks::plain(data.as_chunks().0))
     }
 
-    fn write_packed(&self, at: u64, data: &[u8], packed: Packs<'_>) -> Result<(), DriveError> {
-        let Some(blocks) = self.blocks(at, data.len() as u64) else {
-            return self.noted(self.drive.write_packed(at, data, packed));
+    fn write_packed(&self, at: u64, given: Blocks<'_>) -> Result<(), DriveError> {
+        let Some(blocks) = self.blocks(at, given.count() as u64 * BLOCK) else {
+            return self.noted(self.drive.write_packed(at, given));
         };
         let id = self.id();
         self.begin_write(id, blocks.clone());
-        let result = self.drive.write_packed(at, data, packed);
+        let result = self.drive.write_packed(at, given);
         let good = result.is_ok() || planted::on(Bug::KeepFailedWrite);
         let keeps = good && self.keeps_writes && self.is_on();
         let mut io = if keeps { self.contexts.take() } else { None };
+        let given: Vec<Given<'_>> = given.iter().collect();
         for piece in self.shard_map.pieces(blocks.clone()) {
             let from = (piece.first - blocks.start) as usize;
             let all = (&piece, shard::all(piece.count));
-            let packed = packed.get(from..).unwrap_or_default();
-            let data = &data[from * BLOCK_SIZE..];
-            self.keep(io.as_mut(), id, all, Came::Written, (data, packed));
+            self.keep(io.as_mut(), id, all, Came::Written, |at| given[from + at]);
         }
         io.into_iter().for_each(|io| self.contexts.give(io));
         self.noted(result)

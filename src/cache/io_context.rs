@@ -7,7 +7,7 @@
 use super::record::{self, Header, RECORD_MAX};
 use crate::BLOCK_SIZE;
 use crate::codec::{Algorithm, Codec};
-use crate::media::{Buffer, PackedBlock};
+use crate::media::{Buffer, Given};
 use crate::sync::{Mutex, relax};
 
 /// Most records that a request handles between two locks of a shard.
@@ -74,17 +74,12 @@ impl IoContext {
     }
 
     /// Encodes a block, which may be packed already, as a record, and adds that.
-    pub fn encode(
-        &mut self,
-        index: u64,
-        (block, key): (u64, u32),
-        data: (&[u8; BLOCK_SIZE], Option<&PackedBlock>),
-        ahead: bool,
-    ) {
+    pub fn encode(&mut self, index: u64, (block, key): (u64, u32), given: Given<'_>, ahead: bool) {
         let n = self.held.len();
         let out = &mut self.records[n * RECORD_MAX..(n + 1) * RECORD_MAX];
-        let header = record::encode(&mut self.codec, (block, key), data, ahead, out);
-        self.hold(index, header);
+        if let Some(header) = record::encode(&mut self.codec, (block, key), given, ahead, out) {
+            self.hold(index, header);
+        }
     }
 
     /// The number of records.

@@ -6,7 +6,7 @@
 use super::table::UNIT;
 use crate::BLOCK_SIZE;
 use crate::codec::{Codec, Coding, Encoded};
-use crate::media::PackedBlock;
+use crate::media::{Given, PackedBlock};
 use rapidhash::v3::{DEFAULT_RAPID_SECRETS, rapidhash_v3_micro_inline};
 
 /// Bytes of a header.
@@ -101,24 +101,39 @@ pub fn asked_for(bytes: &mut [u8]) {
 }
 
 /// Makes the record of a block, which may be packed already, at the begin of `out`, which must have
-/// room for the largest one, and returns its header.
+/// room for the largest one, and returns its header; `None` when it does not decode.
 pub fn encode(
     codec: &mut Codec,
     (block, key): (u64, u32),
-    (data, packed): (&[u8; BLOCK_SIZE], Option<&PackedBlock>),
+    given: Given<'_>,
     ahead: bool,
     out: &mut [u8],
-) -> Header {
+) -> Option<Header> {
     let (head, payload) = out.split_at_mut(HEADER);
-    let ready = packed.filter(|packed| matches!(packed.coding, Coding::Lz4 | Coding::Raw));
-    let encoded = match ready {
-        Some(PackedBlock { coding, bytes }) => {
+    let (len, kind) = match given {
+        Given::Plain(data) => pack(codec, data, payload),
+        Given::Packed(PackedBlock { coding: coding @ (Coding::Lz4 | Coding::Raw), bytes }) => {
             payload[..bytes.len()].copy_from_slice(bytes);
-            Encoded::Payload(bytes.len(), *coding)
+            (bytes.len(), if *coding == Coding::Raw { Kind::Raw } else { Kind::Lz4 })
         }
-        None => codec.encode(data, payload),
+        Given::Packed(PackedBlock { coding, bytes }) => {
+            let mut data = [0; BLOCK_SIZE];
+            if !codec.decode(*coding, bytes, &mut data) {
+                return None;
+            }
+            pack(codec, &data, payload)
+        }
     };
-    let (len, kind) = match encoded {
+    let kind = kind as u8;
+    let check = check(&payload[..len], block, kind);
+    let header = Header { check, key, len: len as u16, kind, ahead };
+    header.write(head);
+    Some(header)
+}
+
+/// Packs a block; returns the number of bytes of the payload.
+fn pack(codec: &mut Codec, data: &[u8; BLOCK_SIZE], payload: &mut [u8]) -> (usize, Kind) {
+    match codec.encode(data, payload) {
         Encoded::Same(word) => {
             let word = u64::from(word) << 32 | u64::from(word);
             payload[..8].copy_from_slice(&word.to_le_bytes());
@@ -132,12 +147,7 @@ pub fn encode(
             payload[..BLOCK_SIZE].copy_from_slice(data);
             (BLOCK_SIZE, Kind::Raw)
         }
-    };
-    let kind = kind as u8;
-    let check = check(&payload[..len], block, kind);
-    let header = Header { check, key, len: len as u16, kind, ahead };
-    header.write(head);
-    header
+    }
 }
 
 /// The check word of a payload: it covers the bytes, their number, the kind and the block.
@@ -173,7 +183,7 @@ mod tests {
         let mut codec = Codec::new(Algorithm::Lz4);
         for block in blocks() {
             let mut out = vec![0xaa; RECORD_MAX];
-            let made = encode(&mut codec, (77, 5), (&block, None), true, &mut out);
+            let made = encode(&mut codec, (77, 5), Given::Plain(&block), true, &mut out).unwrap();
             let header = Header::read(&out).unwrap();
             assert_eq!(header, made);
             assert!(header.ahead && header.key == 5);
@@ -206,13 +216,11 @@ mod tests {
             else {
                 continue; // one word
             };
-            let packed = PackedBlock { coding, bytes: room[..len].into() };
+            let packed = PackedBlock { coding, bytes: room[..len].to_vec().into() };
             let (mut one, mut two) = (vec![0; RECORD_MAX], vec![0; RECORD_MAX]);
-            let whole = encode(&mut codec, (7, 5), (&block, None), false, &mut one);
-            // Its content is not looked at.
-            let none = [0; BLOCK_SIZE];
-            let made = encode(&mut codec, (7, 5), (&none, Some(&packed)), false, &mut two);
-            assert!((made, two) == (whole, one));
+            let whole = encode(&mut codec, (7, 5), Given::Plain(&block), false, &mut one);
+            let made = encode(&mut codec, (7, 5), Given::Packed(&packed), false, &mut two);
+            assert!(made.is_some() && (made, two) == (whole, one));
         }
     }
 

@@ -505,6 +505,7 @@ mod tests {
     use super::*;
     use crate::BLOCK_SIZE;
     use crate::codec::{Algorithm, Codec};
+    use crate::media::Given;
     use std::ops::Range;
 
     /// For any number of blocks, and also while the index grows.
@@ -518,7 +519,9 @@ mod tests {
         let (mut least, mut most) = (u64::MAX, 0);
         for key in 0..400_000u32 {
             block.as_chunks_mut::<8>().0.fill(u64::from(key).to_le_bytes());
-            let header = encode(&mut codec, (key.into(), key), (&block, None), false, &mut record);
+            let header =
+                encode(&mut codec, (key.into(), key), Given::Plain(&block), false, &mut record)
+                    .unwrap();
             let growing = if shard.table.is_full() {
                 shard.table.bytes() + shard.table.next_bytes()
             } else {
@@ -557,7 +560,8 @@ mod tests {
                 let (alive, before) = shard.alive(round, key.into());
                 assert_eq!(alive, 1);
                 let name = (key.into(), key);
-                let header = encode(&mut codec, name, (&noise(), None), false, &mut record);
+                let header =
+                    encode(&mut codec, name, Given::Plain(&noise()), false, &mut record).unwrap();
                 let record = &record[..header.record_len()];
                 shard.keep(&header, record, Came::Written, before.of(0));
                 shard.end(round, key.into());
@@ -586,7 +590,8 @@ mod tests {
         let (mut codec, mut record) = (Codec::new(Algorithm::Lz4), vec![0; RECORD_MAX]);
         for key in keys {
             let header =
-                encode(&mut codec, (key.into(), key), (&half(key), None), false, &mut record);
+                encode(&mut codec, (key.into(), key), Given::Plain(&half(key)), false, &mut record)
+                    .unwrap();
             shard.keep(&header, &record[..header.record_len()], Came::Missed, None);
         }
     }

@@ -4,7 +4,7 @@
 //! only after a [`Drive::flush`] that began after the write had returned; a write that failed, or
 //! that a power cut interrupted, may have stored any of its sectors, each of them whole or torn.
 
-use super::{Buffer, Commit, Failures, PAGE, Packs};
+use super::{Blocks, Buffer, Commit, Failures, PAGE};
 use std::fmt;
 use std::time::Duration;
 
@@ -82,10 +82,20 @@ pub trait Drive: Send + Sync {
     /// Stores `data` from `at` on.
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError>;
 
-    /// Like [`Drive::write`], with blocks of `data` as they are packed already, where they are.
-    fn write_packed(&self, at: u64, data: &[u8], packed: Packs<'_>) -> Result<(), DriveError> {
-        let _ = packed;
-        self.write(at, data)
+    /// Like [`Drive::write`], of blocks that may be packed already. An atomic drive may store those
+    /// as they are: what does not decode then fails to be read.
+    fn write_packed(&self, at: u64, blocks: Blocks<'_>) -> Result<(), DriveError> {
+        let (whole, good) = blocks.unpack();
+        if good.contains(&false) {
+            let (action, len) = (Action::Write, whole.len() as u64);
+            return Err(DriveError {
+                action,
+                at,
+                len,
+                errno: rustix::io::Errno::IO.raw_os_error(),
+            });
+        }
+        self.write(at, &whole)
     }
 
     /// Stores `data` from `at` on, any bytes within one block, and changes no other byte of the

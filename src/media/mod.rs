@@ -48,7 +48,7 @@ pub use holder::process_name;
 pub use identity::{Identity, Match};
 pub use mapping::{Hint, MappedFor, Mapping};
 pub use memory::Memory;
-pub use packed_block::{PackedBlock, Packs};
+pub use packed_block::{Blocks, Given, PackedBlock, PackedRun};
 pub use pool::{Frame, Pool};
 pub use prefetch::prefetch;
 pub use ring::{Completion, Ring, Submission, Waker};

@@ -11,7 +11,7 @@ use super::contents::Since;
 use super::pieces::{PieceWriter, key};
 use super::store::{Failure, Store};
 use super::uploads::Shared;
-use std::sync::Arc;
+use bytes::Bytes;
 use std::time::Duration;
 
 /// Objects behind the newest checkpoint from which on another is made if it is cheap.
@@ -100,13 +100,13 @@ fn make(shared: &Shared) -> Result<(), Undone> {
 
 /// Puts a piece, until it is there.
 fn put(shared: &Shared, (key, content): (String, Vec<u8>)) -> Result<(), Undone> {
-    let content = Arc::new(content);
+    let content = [Bytes::from(content)];
     while !shared.ends() {
         match shared.store.create_large(&key, &content) {
             Ok(()) => return Ok(()),
             // By a request whose answer was lost.
             Err(Failure::Exists) => match shared.store.get(&key) {
-                Ok((found, _)) if found == *content => return Ok(()),
+                Ok((found, _)) if found == content[0] => return Ok(()),
                 Ok(_) => return Err(Failure::Exists.into()),
                 Err(failure) => shared.note_failure(&failure),
             },

@@ -2,6 +2,7 @@
 
 use super::store::{Failure, Store, Tag};
 use crate::error::Result as Checked;
+use bytes::Bytes;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,9 +59,9 @@ impl Counted {
         Ok(found)
     }
 
-    fn sends(&self, content: &[u8]) -> &dyn Store {
+    fn sends(&self, len: usize) -> &dyn Store {
         self.sent.fetch_add(1, Ordering::Relaxed);
-        self.sent_bytes.fetch_add(content.len() as u64, Ordering::Relaxed);
+        self.sent_bytes.fetch_add(len as u64, Ordering::Relaxed);
         &*self.store
     }
 }
@@ -79,11 +80,11 @@ impl Store for Counted {
     }
 
     fn create(&self, key: &str, content: &[u8]) -> Result<(), Failure> {
-        self.sends(content).create(key, content)
+        self.sends(content.len()).create(key, content)
     }
 
-    fn create_large(&self, key: &str, content: &Arc<Vec<u8>>) -> Result<(), Failure> {
-        self.sends(content).create_large(key, content)
+    fn create_large(&self, key: &str, content: &[Bytes]) -> Result<(), Failure> {
+        self.sends(content.iter().map(Bytes::len).sum()).create_large(key, content)
     }
 
     fn get(&self, key: &str) -> Result<(Vec<u8>, Tag), Failure> {
@@ -95,11 +96,11 @@ impl Store for Counted {
     }
 
     fn swap(&self, key: &str, content: &[u8], before: &Tag) -> Result<Tag, Failure> {
-        self.sends(content).swap(key, content, before)
+        self.sends(content.len()).swap(key, content, before)
     }
 
     fn put(&self, key: &str, content: &[u8]) -> Result<(), Failure> {
-        self.sends(content).put(key, content)
+        self.sends(content.len()).put(key, content)
     }
 
     fn remove(&self, key: &str) -> Result<(), Failure> {

@@ -9,11 +9,12 @@
 use super::store::{Failure, ROOT, Store, Tag, Trouble};
 use crate::error::{Context, Error, Result as Checked};
 use crate::private;
+use bytes::Bytes;
 use rapidhash::v3::{DEFAULT_RAPID_SECRETS, rapidhash_v3_micro_inline};
 use rustix::fs::{FlockOperation, flock};
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, BufWriter, ErrorKind, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,8 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_millis(20);
 /// The age of a draft that no process works on any more.
 const ABANDONED: Duration = Duration::from_secs(24 * 3600);
+/// Bytes of an object that are written at once.
+const WRITTEN: usize = 256 << 10;
 /// The files that a directory has.
 const FILES: [&str; 3] = ["root", "beat", "lock"];
 /// The directories that it has.
@@ -72,14 +75,15 @@ impl Directory {
     }
 
     /// A synced file with this content, and a name that no other process has.
-    fn draft(&self, content: &[u8]) -> io::Result<PathBuf> {
+    fn draft(&self, pieces: &[Bytes]) -> io::Result<PathBuf> {
         let mut unique = [0; 12];
         getrandom(&mut unique, GetRandomFlags::empty())?;
         let name: String = unique.iter().map(|byte| format!("{byte:02x}")).collect();
         let path = self.dir.join("tmp").join(name);
-        let written = private::create_new(&path).and_then(|mut file| {
-            file.write_all(content)?;
-            file.sync_all()
+        let written = private::create_new(&path).and_then(|file| {
+            let mut writer = BufWriter::with_capacity(WRITTEN, file);
+            pieces.iter().try_for_each(|piece| writer.write_all(piece))?;
+            writer.into_inner()?.sync_all()
         });
         written.inspect_err(|_| drop(fs::remove_file(&path)))?;
         Ok(path)
@@ -98,7 +102,7 @@ impl Directory {
 
     /// Puts a draft in its place.
     fn place(&self, key: &str, content: &[u8]) -> io::Result<()> {
-        let (draft, path) = (self.draft(content)?, self.path(key));
+        let (draft, path) = (self.draft(&[Bytes::copy_from_slice(content)])?, self.path(key));
         fs::rename(&draft, &path).inspect_err(|_| drop(fs::remove_file(&draft)))?;
         sync_directory(path.parent().unwrap_or(&self.dir))
     }
@@ -170,6 +174,10 @@ impl Store for Directory {
     }
 
     fn create(&self, key: &str, content: &[u8]) -> Result<(), Failure> {
+        self.create_large(key, &[Bytes::copy_from_slice(content)])
+    }
+
+    fn create_large(&self, key: &str, content: &[Bytes]) -> Result<(), Failure> {
         let failed = |e: &io::Error| self.failed("write", key, e);
         let (draft, path) = (self.draft(content).map_err(|e| failed(&e))?, self.path(key));
         let linked = fs::hard_link(&draft, &path);
@@ -322,7 +330,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = made(dir.path());
         let drafts = [0, 2].map(|days| {
-            let draft = store.draft(&[7; 10]).unwrap();
+            let draft = store.draft(&[Bytes::from_static(&[7; 10])]).unwrap();
             let old = std::time::SystemTime::now() - days * ABANDONED;
             File::options().write(true).open(&draft).unwrap().set_modified(old).unwrap();
             draft

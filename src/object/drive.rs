@@ -12,14 +12,15 @@ use super::counted::Counted;
 use super::format::{Seed, Session};
 use super::index::Place;
 use super::opening::Opened;
+use super::packer::Packer;
 use super::state::{Stage, State};
 use super::store::{Failure, Store, slot};
 use super::uploads::{Shared, UPLOADERS, beat, upload};
 use super::window::Had;
 use crate::BLOCK_SIZE;
-use crate::codec::{Algorithm, Codec, Coding, Encoded};
+use crate::codec::Algorithm;
 use crate::error::{Context, Result as Checked};
-use crate::media::{Action, Commit, Drive, DriveError, Failures, PackedBlock, Packs};
+use crate::media::{Action, Blocks, Commit, Drive, DriveError, Failures, PackedBlock};
 use crate::stats::ObjectStats;
 use parking_lot::{Mutex, MutexGuard};
 use std::path::Path;
@@ -42,7 +43,7 @@ pub struct ObjectDrive {
     /// With this many bytes in memory, writers wait; a window of half of it is sealed.
     waiting_max: usize,
     algorithm: Algorithm,
-    codecs: Mutex<Vec<Codec>>,
+    packers: Mutex<Vec<Packer>>,
     failures: Failures,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -81,8 +82,8 @@ impl ObjectDrive {
             let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&shared));
             threads.push(thread.context("cannot start a thread")?);
         }
-        let (codecs, threads) = (Mutex::default(), Mutex::new(threads));
-        Ok(Arc::new(Self { shared, waiting_max, algorithm, codecs, failures, threads }))
+        let (packers, threads) = (Mutex::default(), Mutex::new(threads));
+        Ok(Arc::new(Self { shared, waiting_max, algorithm, packers, failures, threads }))
     }
 
     /// Refuses all requests once the volume has another owner: what is here may be old.
@@ -120,11 +121,11 @@ impl ObjectDrive {
         }
     }
 
-    fn codec<T>(&self, work: impl FnOnce(&mut Codec) -> T) -> T {
-        let spare = self.codecs.lock().pop();
-        let mut codec = spare.unwrap_or_else(|| Codec::new(self.algorithm));
-        let done = work(&mut codec);
-        self.codecs.lock().push(codec);
+    fn packer<T>(&self, work: impl FnOnce(&mut Packer) -> T) -> T {
+        let spare = self.packers.lock().pop();
+        let mut packer = spare.unwrap_or_else(|| Packer::new(self.algorithm));
+        let done = work(&mut packer);
+        self.packers.lock().push(packer);
         done
     }
 
@@ -216,7 +217,7 @@ impl ObjectDrive {
             failed(super::uploads::errno(&failure))
         })?;
         let seed = Seed { volume: self.shared.volume, session: *session, slot: begin.slot() };
-        self.codec(|codec| {
+        self.packer(|Packer { codec, .. }| {
             for (i, place) in places.iter().enumerate() {
                 let from = (place.offset() - begin.offset()) as usize;
                 let payload = bytes.get(from..from + usize::from(place.len)).unwrap_or_default();
@@ -236,29 +237,6 @@ impl ObjectDrive {
         if state.written().is_some_and(|bytes| bytes >= self.waiting_max / 2) {
             self.shared.seal(state);
         }
-    }
-
-    /// Blocks as they are packed already, or are now; `None`: zeros.
-    fn payloads(&self, blocks: &[[u8; BLOCK_SIZE]], packed: Packs<'_>) -> Vec<Option<PackedBlock>> {
-        let mut room = [0; BLOCK_SIZE];
-        self.codec(|codec| {
-            let mut encode = |block: &[u8; BLOCK_SIZE]| match codec.encode(block, &mut room) {
-                Encoded::Same(0) => None,
-                Encoded::Same(word) => {
-                    let word = u64::from(word) << 32 | u64::from(word);
-                    Some(PackedBlock { coding: Coding::Fill, bytes: word.to_le_bytes()[..].into() })
-                }
-                Encoded::Payload(len, coding) => {
-                    Some(PackedBlock { coding, bytes: room[..len].into() })
-                }
-            };
-            let packed = packed.iter().cloned().chain(std::iter::repeat(None));
-            blocks
-                .iter()
-                .zip(packed)
-                .map(|(block, packed)| packed.or_else(|| encode(block)))
-                .collect()
-        })
     }
 
     /// Waits until `ready`, which may issue parts, at most for the time `most`; returns whether it
@@ -309,7 +287,8 @@ impl Drive for ObjectDrive {
                     return Err(self.error(Action::Read, here, BLOCK_SIZE, errno));
                 }
                 Source::Memory(PackedBlock { coding, bytes }) => {
-                    if !self.codec(|codec| codec.decode(*coding, bytes, &mut blocks[done])) {
+                    if !self.packer(|packer| packer.codec.decode(*coding, bytes, &mut blocks[done]))
+                    {
                         let errno = rustix::io::Errno::IO.raw_os_error();
                         return Err(self.error(Action::Read, here, BLOCK_SIZE, errno));
                     }
@@ -326,13 +305,12 @@ impl Drive for ObjectDrive {
     }
 
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
-        self.write_packed(at, data, &[])
+        self.write_packed(at, Blocks::plain(data.as_chunks().0))
     }
 
-    fn write_packed(&self, at: u64, data: &[u8], packed: Packs<'_>) -> Result<(), DriveError> {
-        let (blocks, _) = data.as_chunks::<BLOCK_SIZE>();
-        let payloads = self.payloads(blocks, packed);
-        let mut state = self.room((Action::Write, at, data.len()))?;
+    fn write_packed(&self, at: u64, blocks: Blocks<'_>) -> Result<(), DriveError> {
+        let payloads = self.packer(|packer| packer.pack(blocks));
+        let mut state = self.room((Action::Write, at, blocks.count() * BLOCK_SIZE))?;
         for (block, payload) in (at / BLOCK..).zip(payloads) {
             match payload {
                 Some(payload) => state.open.write(block, payload),

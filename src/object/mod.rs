@@ -20,6 +20,7 @@ mod index;
 mod issuer;
 mod mark;
 mod opening;
+mod packer;
 mod pieces;
 pub mod planted;
 mod probe;

@@ -5,9 +5,9 @@
 //! object, or none: never a part of it.
 
 use crate::error::Result as Checked;
+use bytes::Bytes;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// What an object is known by when it is swapped.
@@ -76,9 +76,10 @@ pub trait Store: Send + Sync {
     /// Makes an object.
     fn create(&self, key: &str, content: &[u8]) -> Result<(), Failure>;
 
-    /// Like [`Store::create`], of content that a request may hold, so that it is not copied.
-    fn create_large(&self, key: &str, content: &Arc<Vec<u8>>) -> Result<(), Failure> {
-        self.create(key, content)
+    /// Like [`Store::create`], of content in pieces that a request may hold, so that they are not
+    /// copied.
+    fn create_large(&self, key: &str, content: &[Bytes]) -> Result<(), Failure> {
+        self.create(key, &content.concat())
     }
 
     /// The whole object.

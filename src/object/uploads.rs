@@ -19,6 +19,7 @@ use super::window_end::WindowEnd;
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result as Checked};
 use crate::stats::ObjectStats;
+use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -74,7 +75,7 @@ struct Job {
     slot: u64,
     /// The number of its window.
     window: u64,
-    content: Arc<Vec<u8>>,
+    content: Vec<Bytes>,
     object: Object,
 }
 
@@ -264,8 +265,7 @@ impl Shared {
         let (volume, session) = (self.volume, self.session);
         let seed = Seed { volume, session, slot: number };
         let (entries, content) = draft.encode(&seed, of);
-        let content = Arc::new(content);
-        *last = check_of(&content);
+        *last = content.first().map_or(0, |table| check_of(table));
         let object = Object::Part { session, part: of, entries, check: *last };
         Job { slot: number, window: of.window, content, object }
     }

@@ -6,6 +6,7 @@ use super::format::{ENTRIES_MAX, Entry, PAYLOADS_MAX, Part, Seed, table};
 use super::mark::{MARK, Mark};
 use crate::intervals::Intervals;
 use crate::media::PackedBlock;
+use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -153,18 +154,17 @@ impl Draft {
         self.bytes + item.len() <= PAYLOADS_MAX && self.items.len() < ENTRIES_MAX
     }
 
-    /// Its entries, and the object that has them and their payloads.
-    pub fn encode(&self, seed: &Seed, of: Part) -> (Vec<Entry>, Vec<u8>) {
+    /// Its entries, and the object that has them and their payloads: the table, then each payload.
+    pub fn encode(&self, seed: &Seed, of: Part) -> (Vec<Entry>, Vec<Bytes>) {
         let entries: Vec<Entry> = self.items.iter().map(|item| item.entry(seed)).collect();
-        let mut object = table(seed, of, &entries);
-        for item in &self.items {
-            match item {
-                Item::Block(_, packed) => object.extend_from_slice(&packed.bytes),
-                Item::Mark(mark) => object.extend_from_slice(&mark.encode()),
-                Item::Zeros(..) | Item::Lost(..) => {}
-            }
-        }
-        (entries, object)
+        let payload = |item: &Item| match item {
+            Item::Block(_, packed) => Some(packed.bytes.clone()),
+            Item::Mark(mark) => Some(Bytes::copy_from_slice(&mark.encode())),
+            Item::Zeros(..) | Item::Lost(..) => None,
+        };
+        let table = table(seed, of, &entries).into();
+        let pieces = std::iter::once(table).chain(self.items.iter().filter_map(payload)).collect();
+        (entries, pieces)
     }
 }
 
@@ -209,6 +209,7 @@ mod tests {
         let seed = Seed { volume: [1; 16], session: [2; 16], slot: 3 };
         let of = Part { window: 0, part: 0, commits: false, before: 0 };
         let (entries, object) = parts[0].encode(&seed, of);
+        let object = object.concat();
         assert_eq!(entries[0], Entry::Zeros { first: 0, count: u32::MAX });
         assert_eq!(entries[1], Entry::Zeros { first: u64::from(u32::MAX), count: u32::MAX });
         assert!(matches!(entries[2], Entry::Zeros { count: 2, .. }));

@@ -27,6 +27,21 @@ pub fn ok(seconds: u32, program: &str, args: &[&str]) -> String {
     text(&out)
 }
 
+/// As [`ok`], for a program that takes a device. A child between its fork and its program, or
+/// an `io_uring` that was just closed, may still hold the device for a moment.
+#[track_caller]
+pub fn ok_once_free(program: &str, args: &[&str]) -> String {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < deadline {
+        let out = run(60, program, args);
+        if out.status.success() {
+            return text(&out);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    ok(60, program, args)
+}
+
 /// Unmounts. A program that has just ended, or an `io_uring` that was just closed, may still hold a
 /// file for a moment.
 ///

@@ -3,7 +3,7 @@
 //! A writer waits when the log is full, and the flusher waits for a sync. Then only the media work,
 //! and only they can end the wait. If no command is in flight and none begins, the run hangs.
 
-use crate::atomic::is_lost;
+use crate::atomic::{self, is_lost};
 use crate::content::Value;
 use crate::drive::Request;
 use crate::fault::Kind as Fault;
@@ -17,7 +17,7 @@ use crate::world::{Flying, Reader, World};
 use ztier::codec::{Algorithm, Codec};
 use ztier::log::disk::format::DATA_MIN;
 use ztier::log::{Device, Found, Op, Outcome, Progress, Refused, Ticket, join};
-use ztier::media::{Buffer, Drive, PackedBlock};
+use ztier::media::{Blocks, Buffer, Drive};
 
 /// Limit on the events that an actor waits for; `IDLE_MAX` limits the steps in a row without one.
 const WAIT_MAX: u32 = 100_000;
@@ -351,9 +351,7 @@ impl World<'_> {
             let request = match &command.op {
                 Op::Read(len) => Request::Read(command.at, *len),
                 Op::Write(bytes, range) => Request::write(command.at, &bytes[range.clone()]),
-                Op::WritePacked(bytes, range, packed) => {
-                    Request::write(command.at, &unpacked(&bytes[range.clone()], packed))
-                }
+                Op::WritePacked(run) => Request::write(command.at, &unpacked(run.blocks())),
                 Op::Join(parts) => Request::write(command.at, &join(parts)),
                 Op::Zero(len) => Request::zero(command.at, *len),
                 Op::Flush => Request::Flush,
@@ -577,15 +575,14 @@ impl World<'_> {
     }
 }
 
-/// What an atomic backing store gets: blocks that are packed, and others as they are.
-fn unpacked(bytes: &[u8], packed: &[Option<PackedBlock>]) -> Vec<u8> {
-    assert_eq!(bytes.len(), packed.len() * PAGE, "a write is of the blocks that are packed");
-    let mut whole = bytes.to_vec();
-    let mut codec = Codec::new(Algorithm::None);
-    for (block, packed) in whole.as_chunks_mut().0.iter_mut().zip(packed) {
-        if let Some(PackedBlock { coding, bytes }) = packed {
-            assert!(codec.decode(*coding, bytes, block), "a packed block does not decode");
+/// What an atomic backing store gets: blocks that are packed, and others as they are. One that does
+/// not decode can't be read any more.
+fn unpacked(blocks: Blocks<'_>) -> Vec<u8> {
+    let (mut whole, good) = blocks.unpack();
+    for (block, good) in whole.as_chunks_mut().0.iter_mut().zip(good) {
+        if !good {
+            *block = atomic::lost();
         }
     }
-    whole
+    whole.to_vec()
 }

@@ -3,7 +3,7 @@
 //!
 //! Outside of windows it is a drive like others: so a failed log leaves it to its volume.
 
-use crate::image::{self, Image, PAGE, Page, Slot};
+use crate::image::{self, Image, PAGE, Page};
 use ztier::media::Commit;
 
 /// The first bytes of a page whose content is lost. No value begins so.
@@ -28,7 +28,8 @@ impl Atomic {
             return;
         }
         for (first, count) in &commit.lost {
-            (*first..first + count).for_each(|block| current.set(block as usize, lost()));
+            (*first..first + count)
+                .for_each(|block| current.set(block as usize, image::slot(lost())));
         }
         durable.clone_from(current);
         (self.in_window, self.newest) = (false, Some(commit));
@@ -52,10 +53,11 @@ impl Atomic {
     }
 }
 
-fn lost() -> Slot {
+/// A page whose content is lost.
+pub fn lost() -> Page {
     let mut page = [0; PAGE];
     page[..LOST.len()].copy_from_slice(LOST);
-    image::slot(page)
+    page
 }
 
 /// Whether a page's content is lost.

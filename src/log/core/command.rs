@@ -1,6 +1,6 @@
 //! Commands of a log and its writeback to drives, and their outcomes.
 
-use crate::media::{Buffer, Drive, DriveError, PackedBlock};
+use crate::media::{Buffer, Drive, DriveError, PackedRun};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ pub enum Op {
     Read(usize),
     /// Write these bytes of the buffer.
     Write(Arc<Buffer>, Range<usize>),
-    /// Write these bytes of the buffer, whose blocks may be packed already.
-    WritePacked(Arc<Buffer>, Range<usize>, Vec<Option<PackedBlock>>),
+    /// Write these blocks, which may be packed already; to the backing store alone.
+    WritePacked(Arc<PackedRun>),
     /// Write these parts contiguously, in order.
     Join(Parts),
     /// Make this many bytes read as zeros.
@@ -85,9 +85,7 @@ impl Command {
             }
             Op::Join(parts) => drive.write(self.at, &join(parts)),
             Op::Write(bytes, range) => drive.write(self.at, &bytes[range.clone()]),
-            Op::WritePacked(bytes, range, packed) => {
-                drive.write_packed(self.at, &bytes[range.clone()], packed)
-            }
+            Op::WritePacked(run) => drive.write_packed(self.at, run.blocks()),
             Op::Zero(len) => drive.zero(self.at, *len),
             Op::Flush => drive.flush(),
         };

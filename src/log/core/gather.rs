@@ -14,7 +14,8 @@ use super::window_state::Planned;
 use crate::intervals::Intervals;
 use crate::log::disk::format::{Data, Entry, HEADER, Header, Kind};
 use crate::log::planted::{self, Bug, mark, visits};
-use crate::media::{ALIGN, Buffer};
+use crate::media::ALIGN;
+use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Entries that a step takes or forgets, approximately.
@@ -80,7 +81,7 @@ impl Gathering {
 
     /// Takes more of the first `end` segments of a plan, which have images; returns whether all of
     /// these are taken, or [enough](Self::is_full).
-    pub(super) fn step(&mut self, plan: &[Planned], images: &[Option<Buffer>], end: usize) -> bool {
+    pub(super) fn step(&mut self, plan: &[Planned], images: &[Option<Bytes>], end: usize) -> bool {
         let mut left = STEP;
         while left > 0 {
             if self.take_due(&mut left) {
@@ -250,7 +251,7 @@ mod tests {
     use crate::log::disk::format::{IDENTITY, crc, data_at};
     use crate::log::planted::visited;
     use crate::log::recovery::{format, open};
-    use crate::media::{Access, Drive, FileDrive, Memory};
+    use crate::media::{Access, Buffer, Drive, FileDrive, Memory};
 
     const SEGMENT: u32 = 256 << 10;
 

@@ -15,7 +15,8 @@ use crate::codec::{Algorithm, Codec, Coding};
 use crate::log::disk::cluster::Unpacked;
 use crate::log::disk::format::{CLUSTER, Data, Kind, SUPER_AT, Seed, Sums};
 use crate::log::planted::{self, Bug, mark, visits};
-use crate::media::{ALIGN, Action, Buffer, PackedBlock};
+use crate::media::{ALIGN, Action, Buffer, PackedBlock, PackedRun};
+use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -63,7 +64,9 @@ enum Phase {
 /// A window that is being carried out.
 pub struct Writeback {
     plan: Vec<Planned>,
-    images: Vec<Option<Buffer>>,
+    images: Vec<Option<Bytes>>,
+    /// Images of segments that are read in pieces, by their index in the plan.
+    pieced: BTreeMap<usize, Buffer>,
     phase: Phase,
     codec: Codec,
     unpacked: Unpacked,
@@ -112,7 +115,7 @@ impl Writeback {
         mark("writeback.begun");
         let Plan { segments, patient, packs, images, stones, records } = plan;
         let is_read = images.is_empty();
-        let mut known: Vec<_> = images.into_iter().map(Some).collect();
+        let mut known: Vec<_> = images.into_iter().map(|i| Some(Bytes::from_owner(i))).collect();
         known.resize_with(segments.len(), || None);
         Self {
             // Content that is only in memory is written in one window: there is little of it.
@@ -120,6 +123,7 @@ impl Writeback {
             bytes: segments.iter().map(|p| u64::from(p.used)).sum(),
             read: 0,
             images: known,
+            pieced: BTreeMap::new(),
             plan: segments,
             phase: Phase::Probe,
             codec: Codec::new(Algorithm::None),
@@ -240,7 +244,12 @@ impl Writeback {
                 Phase::Over
             }
             Phase::Probe => Phase::Read,
-            Phase::Read => Phase::Gather,
+            Phase::Read => {
+                for (i, image) in std::mem::take(&mut self.pieced) {
+                    self.images[i] = Some(Bytes::from_owner(image));
+                }
+                Phase::Gather
+            }
             Phase::Gather if self.batch < self.plan.len() => Phase::Read,
             Phase::Gather => {
                 self.phase = Phase::Held;
@@ -325,18 +334,15 @@ impl Writeback {
         for _ in 0..DAMAGED {
             let fits = self.next_run();
             let &(first, segment, data) = self.run.first()?;
-            let (good, bytes) = if fits { self.decode_run() } else { (0, Buffer::new(0)) };
+            let (good, op) = match (fits, self.packs) {
+                (false, _) => (0, Op::Flush),
+                (true, true) => self.pack_run(),
+                (true, false) => self.decode_run(),
+            };
             self.next = first + good.max(1) as u64;
             self.written += good.max(1);
             if good > 0 {
                 mark(if good > 1 { "writeback.merged" } else { "writeback.single" });
-                let range = 0..good * BLOCK_SIZE;
-                let op = if self.packs {
-                    mark("writeback.packed");
-                    Op::WritePacked(Arc::new(bytes), range, self.packed(good))
-                } else {
-                    Op::Write(Arc::new(bytes), range)
-                };
                 return Some(self.launch(Device::Backing, first * BLOCK_SIZE as u64, op, None));
             }
             // The check word may fit, and the payload still not decode.
@@ -373,46 +379,59 @@ impl Writeback {
         true
     }
 
-    /// Decodes the blocks of `run` up to the first that does not decode; returns their number and
-    /// bytes.
-    fn decode_run(&mut self) -> (usize, Buffer) {
+    /// The write of the blocks of `run` up to the first that does not decode, and their number.
+    fn decode_run(&mut self) -> (usize, Op) {
         let mut bytes = Buffer::new(self.run.len() * BLOCK_SIZE);
         let (blocks, _) = bytes.as_chunks_mut::<BLOCK_SIZE>();
         let mut good = 0;
-        while let Some(&(block, segment, data)) = self.run.get(good) {
-            // All blocks of a cluster that are left are decoded at once.
-            let shares = |(_, other, at): &&(u64, usize, Data)| {
-                (*other, at.offset) == (segment, data.offset) && at.kind == Kind::Cluster
-            };
-            let some = self.run[good..].iter().take_while(shares).count().max(1);
-            let payload = payload(&self.images, segment, &data).unwrap_or_default();
-            let (codec, out) = (&mut self.codec, &mut blocks[good..good + some]);
-            if !self.unpacked.decode(codec, data.kind, payload, block, out) {
-                break;
-            }
-            if data.kind == Kind::Cluster {
-                mark(if some < CLUSTER { "writeback.cluster_part" } else { "writeback.cluster" });
-            }
+        while let Some(some) = self.decode(good, &mut blocks[good..]) {
             good += some;
         }
-        (good, bytes)
+        (good, Op::Write(Arc::new(bytes), 0..good * BLOCK_SIZE))
     }
 
-    /// The first blocks of `run` as they are packed. Those of a cluster are packed together, and
-    /// those of one repeated word are quickly packed anew.
-    fn packed(&self, count: usize) -> Vec<Option<PackedBlock>> {
-        let packed = |own: &(u64, usize, Data)| {
-            let (_, segment, data) = if planted::on(Bug::FirstPacked) { &self.run[0] } else { own };
-            let coding = match data.kind {
-                Kind::Raw => Coding::Raw,
-                Kind::Lz4 => Coding::Lz4,
-                Kind::Zstd => Coding::Zstd,
-                _ => return None,
-            };
-            payload(&self.images, *segment, data)
-                .map(|bytes| PackedBlock { coding, bytes: bytes.into() })
+    /// The same for a store that takes blocks as they are packed. Those of a cluster are packed
+    /// together, and those of one repeated word are quickly packed anew: they are decoded.
+    fn pack_run(&mut self) -> (usize, Op) {
+        mark("writeback.packed");
+        let plain = self.run.iter().filter(|(.., data)| coding(data.kind).is_none()).count();
+        let mut plain = Buffer::new(plain * BLOCK_SIZE);
+        let (mut blocks, _) = plain.as_chunks_mut::<BLOCK_SIZE>();
+        let mut packed = Vec::with_capacity(self.run.len());
+        while let Some(own) = self.run.get(packed.len()) {
+            if let Some(coding) = coding(own.2.kind) {
+                let (_, segment, data) =
+                    if planted::on(Bug::FirstPacked) { &self.run[0] } else { own };
+                let from = data.offset as usize;
+                let image = self.images[*segment].as_ref();
+                let bytes = image.map(|image| image.slice(from..from + data.len as usize));
+                packed.push(Some(PackedBlock { coding, bytes: bytes.unwrap_or_default() }));
+                continue;
+            }
+            let Some(some) = self.decode(packed.len(), blocks) else { break };
+            packed.resize(packed.len() + some, None);
+            blocks = &mut blocks[some..];
+        }
+        (packed.len(), Op::WritePacked(Arc::new(PackedRun::new(packed, plain))))
+    }
+
+    /// Decodes the block at index `at` of `run`, and all others of its cluster behind it; returns
+    /// their number. `None`: there is none, or they do not decode.
+    fn decode(&mut self, at: usize, out: &mut [[u8; BLOCK_SIZE]]) -> Option<usize> {
+        let &(block, segment, data) = self.run.get(at)?;
+        let shares = |(_, other, at): &&(u64, usize, Data)| {
+            (*other, at.offset) == (segment, data.offset) && at.kind == Kind::Cluster
         };
-        self.run[..count].iter().map(packed).collect()
+        let some = self.run[at..].iter().take_while(shares).count().max(1);
+        let payload = payload(&self.images, segment, &data)?;
+        let (codec, out) = (&mut self.codec, out.get_mut(..some)?);
+        if !self.unpacked.decode(codec, data.kind, payload, block, out) {
+            return None;
+        }
+        if data.kind == Kind::Cluster {
+            mark(if some < CLUSTER { "writeback.cluster_part" } else { "writeback.cluster" });
+        }
+        Some(some)
     }
 
     fn next_flush(&mut self) -> Option<Command> {
@@ -447,8 +466,8 @@ impl Writeback {
             }
             (Outcome::Bytes(bytes), Some((i, part))) => {
                 self.read += part.len() as u64;
-                match &mut self.images[i] {
-                    None => self.images[i] = Some(bytes),
+                match self.pieced.get_mut(&i) {
+                    None => self.images[i] = Some(Bytes::from_owner(bytes)),
                     Some(image) => {
                         let place = part.start as usize..part.end as usize;
                         image[place].copy_from_slice(&bytes);
@@ -467,7 +486,7 @@ impl Writeback {
             return;
         }
         let used = self.plan[i].used as usize;
-        self.images[i].get_or_insert_with(|| Buffer::new(used));
+        self.pieced.entry(i).or_insert_with(|| Buffer::new(used));
         let pieces = part.step_by(ALIGN).map(|at| (i, at..at + ALIGN as u32));
         self.reads.extend(pieces);
     }
@@ -522,7 +541,17 @@ impl Writeback {
     }
 }
 
-fn payload<'a>(images: &'a [Option<Buffer>], segment: usize, data: &Data) -> Option<&'a [u8]> {
+fn payload<'a>(images: &'a [Option<Bytes>], segment: usize, data: &Data) -> Option<&'a [u8]> {
     let from = data.offset as usize;
     images.get(segment)?.as_ref()?.get(from..from + data.len as usize)
+}
+
+/// How a payload is coded that is of one block, and can be stored as it is.
+fn coding(kind: Kind) -> Option<Coding> {
+    match kind {
+        Kind::Raw => Some(Coding::Raw),
+        Kind::Lz4 => Some(Coding::Lz4),
+        Kind::Zstd => Some(Coding::Zstd),
+        _ => None,
+    }
 }

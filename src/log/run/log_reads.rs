@@ -11,7 +11,7 @@ use crate::codec::{Algorithm, Codec};
 use crate::log::core::{Core, Found, Reading};
 use crate::log::disk::cluster::Unpacked;
 use crate::log::disk::format::Kind;
-use crate::media::{ALIGN, Buffer, Commit, Drive, DriveError, Failures, Packs};
+use crate::media::{ALIGN, Blocks, Buffer, Commit, Drive, DriveError, Failures};
 use crate::sync::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
@@ -203,8 +203,8 @@ impl Drive for LogReadDrive {
         self.backing.write(at, data)
     }
 
-    fn write_packed(&self, at: u64, data: &[u8], packed: Packs<'_>) -> Result<(), DriveError> {
-        self.backing.write_packed(at, data, packed)
+    fn write_packed(&self, at: u64, blocks: Blocks<'_>) -> Result<(), DriveError> {
+        self.backing.write_packed(at, blocks)
     }
 
     fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {

@@ -8,6 +8,7 @@
 use super::logged::{Fault, Logged};
 use super::planted::{self, Bug};
 use super::waits::{self, Awaited};
+use crate::BLOCK_SIZE;
 use crate::log::core::{Command, Core, Device, Op, Outcome, Progress};
 use crate::media::DriveError;
 use crate::sync::atomic::Ordering;
@@ -188,7 +189,8 @@ impl Logged {
     pub(super) fn carry_out(&self, command: &Command) -> Outcome {
         if command.device == Device::Backing {
             let bytes = match &command.op {
-                Op::Write(_, range) | Op::WritePacked(_, range, _) => range.len(),
+                Op::Write(_, range) => range.len(),
+                Op::WritePacked(run) => run.blocks().count() * BLOCK_SIZE,
                 _ => 0,
             };
             self.written_back.fetch_add(bytes as u64, Ordering::Relaxed);

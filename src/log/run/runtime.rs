@@ -248,9 +248,8 @@ fn commit(logged: &Logged, mut ring: Ring) {
                 drop(core);
                 let action = match op {
                     Op::Read(len) => ring::Op::Read(Buffer::new(len)),
-                    Op::Write(bytes, range) | Op::WritePacked(bytes, range, _) => {
-                        ring::Op::Write(bytes, range)
-                    }
+                    Op::Write(bytes, range) => ring::Op::Write(bytes, range),
+                    Op::WritePacked(_) => unreachable!("no log takes packed blocks"),
                     Op::Join(parts) => {
                         let whole = join(&parts);
                         let len = whole.len();

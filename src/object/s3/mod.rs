@@ -22,7 +22,6 @@ use object_store::{
 };
 use rustix::io::Errno;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -162,7 +161,7 @@ impl S3 {
         Ok(Read { content: content.into(), meta, answer })
     }
 
-    fn write(&self, asked: Asked, key: &str, content: Bytes) -> Result<PutResult, Failure> {
+    fn write(&self, asked: Asked, key: &str, payload: PutPayload) -> Result<PutResult, Failure> {
         let mode = match &asked {
             Asked::Create => PutMode::Create,
             Asked::Swap(tag) => {
@@ -170,19 +169,14 @@ impl S3 {
             }
             _ => PutMode::Overwrite,
         };
-        let (path, payload) = (self.path(key), PutPayload::from(content));
+        let path = self.path(key);
         let put = self.client.put_opts(&path, payload, mode.into());
         self.ask(asked, key, put).map(|(done, _)| done)
     }
 }
 
-/// The content of an object that is sent.
-struct Held(Arc<Vec<u8>>);
-
-impl AsRef<[u8]> for Held {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
-    }
+fn copied(content: &[u8]) -> PutPayload {
+    Bytes::copy_from_slice(content).into()
 }
 
 /// An object that was read.
@@ -214,12 +208,11 @@ impl Store for S3 {
     }
 
     fn create(&self, key: &str, content: &[u8]) -> Result<(), Failure> {
-        self.write(Asked::Create, key, Bytes::copy_from_slice(content)).map(drop)
+        self.write(Asked::Create, key, copied(content)).map(drop)
     }
 
-    fn create_large(&self, key: &str, content: &Arc<Vec<u8>>) -> Result<(), Failure> {
-        let content = Bytes::from_owner(Held(Arc::clone(content)));
-        self.write(Asked::Create, key, content).map(drop)
+    fn create_large(&self, key: &str, content: &[Bytes]) -> Result<(), Failure> {
+        self.write(Asked::Create, key, content.iter().cloned().collect()).map(drop)
     }
 
     fn get(&self, key: &str) -> Result<(Vec<u8>, Tag), Failure> {
@@ -240,14 +233,14 @@ impl Store for S3 {
     }
 
     fn swap(&self, key: &str, content: &[u8], before: &Tag) -> Result<Tag, Failure> {
-        let done = self.write(Asked::Swap(before.clone()), key, Bytes::copy_from_slice(content))?;
+        let done = self.write(Asked::Swap(before.clone()), key, copied(content))?;
         // Done, but the caller needs the tag: it reads the object, as after a lost answer.
         let text = || format!("wrote {}/{key}, and the answer has no ETag", self.place());
         done.e_tag.map(Tag).ok_or_else(|| other(Errno::IO, text()))
     }
 
     fn put(&self, key: &str, content: &[u8]) -> Result<(), Failure> {
-        self.write(Asked::Write, key, Bytes::copy_from_slice(content)).map(drop)
+        self.write(Asked::Write, key, copied(content)).map(drop)
     }
 
     fn remove(&self, key: &str) -> Result<(), Failure> {
