@@ -146,12 +146,18 @@ fn range(rng: &mut u64) -> (u64, u64) {
 
 /// One thread makes random requests for whole blocks and parts of blocks, while the limit changes:
 /// reads return the content of the drive.
-fn model(seed: u64, limit: u64, rules: Rules, every: u64) {
+///
+/// If the cache `follows` the page cache, pages that were read at any time before come back to it.
+fn model(seed: u64, limit: u64, rules: Rules, every: u64, follows: bool) {
     let drive = Arc::new(Flaky::new(every));
     let cached = Cached::with(Arc::clone(&drive) as Arc<dyn Drive>, rules, limit, 8 * MIB).unwrap();
     let volume = PassthroughVolume::cached(Arc::clone(&cached));
     let mut channel = Arc::clone(&volume).channel();
     let mut rng = seed;
+    let mut pages: Vec<[u8; BLOCK as usize]> = Vec::new();
+    if follows {
+        cached.follow(0).unwrap();
+    }
     let (mut buf, mut failed, mut now) = (vec![0; (BLOCKS * BLOCK) as usize], 0, limit);
     for step in 1..4000u64 {
         let (first, count) = range(&mut rng);
@@ -176,9 +182,20 @@ fn model(seed: u64, limit: u64, rules: Rules, every: u64) {
                 let read = channel.submit(Request::Read { offset, buf: part }, Instant::now());
                 let there = &drive.bytes.lock().unwrap()[offset as usize..][..len as usize];
                 assert!(read.is_err() || *part == *there, "step {step}: not what the drive has");
+                if read.is_ok() && follows {
+                    pages.extend(part.as_chunks().0.iter().take(64));
+                }
                 read
             }
         };
+        for _ in 0..pages.len().min(32) {
+            let at = random(&mut rng) as usize % pages.len();
+            cached.dropped(&pages[at]);
+            if random(&mut rng).is_multiple_of(4) {
+                pages.swap_remove(at);
+            }
+        }
+        pages.truncate(2000);
         failed += u64::from(result.is_err());
         assert!(matches!(result, Ok(()) | Err(IoError::Drive(5))), "{result:?}");
         if step.is_multiple_of(16) {
@@ -188,21 +205,25 @@ fn model(seed: u64, limit: u64, rules: Rules, every: u64) {
     }
     let stats = cached.stats();
     assert!(stats.hit_blocks > 1000 && stats.evicted_blocks > 1000, "{stats:?}");
+    let returned = stats.dropped_pages.min(stats.given_blocks);
+    assert!(stats.exclusive == follows && (returned > 1000) == follows, "{stats:?}");
     assert!(stats.damaged_copies == 0 && (failed > 0) == (every > 0));
 }
 
 #[test]
 fn what_is_read_is_what_the_drive_has() {
     for (seed, limit) in [(1, MIB), (2, 2 * MIB + 5000), (3, 4 * MIB), (4, 6 * MIB)] {
-        model(seed, limit, Rules::S3_FIFO, 0);
-        model(seed + 10, limit, Rules::CLOCK, 0);
+        model(seed, limit, Rules::S3_FIFO, 0, false);
+        model(seed + 10, limit, Rules::CLOCK, 0, false);
+        model(seed + 20, limit, Rules::default(), 0, true);
     }
 }
 
 #[test]
 fn whatever_fails() {
     for (seed, limit) in [(5, MIB), (6, 4 * MIB)] {
-        model(seed, limit, Rules::S3_FIFO, 20);
+        model(seed, limit, Rules::S3_FIFO, 20, false);
+        model(seed + 20, limit, Rules::default(), 20, true);
     }
 }
 
@@ -211,7 +232,9 @@ fn whatever_fails() {
 #[test]
 fn threads_see_what_was_acknowledged() {
     const THREADS: u64 = 4;
-    for (limit, every) in [(MIB, 0), (4 * MIB, 0), (4 * MIB, 50)] {
+    for (limit, every, follows) in
+        [(MIB, 0, false), (4 * MIB, 0, false), (4 * MIB, 50, false), (4 * MIB, 50, true)]
+    {
         let drive = Arc::new(Flaky::new(every));
         let drive_too = Arc::clone(&drive) as Arc<dyn Drive>;
         let cached = Cached::over(drive_too, limit, 8 * MIB).unwrap();
@@ -221,6 +244,10 @@ fn threads_see_what_was_acknowledged() {
             let (cached, acknowledged, done) = (&cached, &acknowledged, &done);
             for t in 0..THREADS {
                 scope.spawn(move || user(cached, acknowledged, t, THREADS));
+            }
+            if follows {
+                cached.follow(0).unwrap();
+                scope.spawn(move || dropper(cached));
             }
             scope.spawn(move || {
                 let mut limits = [MIB, limit, 0, limit].into_iter().cycle();
@@ -246,6 +273,23 @@ fn threads_see_what_was_acknowledged() {
         assert!(all == *drive.bytes.lock().unwrap(), "a copy is not what the drive has");
         let stats = cached.stats();
         assert!(had_enough(&stats) && stats.damaged_copies == 0, "{stats:?}");
+    }
+}
+
+/// A page cache that reads blocks, and drops them a little later.
+fn dropper(cached: &Cached) {
+    let (mut rng, mut pages) = (5, std::collections::VecDeque::new());
+    while !STOP.load(Ordering::Relaxed) {
+        let mut page = [0; BLOCK as usize];
+        let block = random(&mut rng) % (BLOCKS / 64);
+        if cached.read(block * BLOCK, &mut page).is_ok() {
+            pages.push_back(page);
+        }
+        if pages.len() > 20
+            && let Some(page) = pages.pop_front()
+        {
+            cached.dropped(&page);
+        }
     }
 }
 
@@ -327,6 +371,65 @@ fn touch(cached: &Cached, block: u64) -> u64 {
     let mut buf = [0; BLOCK as usize];
     cached.read(block * BLOCK, &mut buf).unwrap();
     version(&buf, block)
+}
+
+/// A cache that follows the page cache has what that has dropped, and nothing else.
+#[test]
+fn what_the_page_cache_has_has_no_copy() {
+    let (drive, cached) = ram(16 * MIB, 64 * MIB);
+    let blocks = 2000;
+    for block in 0..blocks {
+        drive.write(block * BLOCK, &content(block, 1)).unwrap();
+    }
+    cached.follow(0).unwrap();
+    let page = |block, version| content(block, version).try_into().unwrap();
+    (0..blocks).for_each(|block| assert_eq!(touch(&cached, block * 37 % blocks), 1));
+    assert_eq!(cached.stats().blocks, 0, "the page cache has them");
+    assert!(cached.dropped(&page(7, 1)) && cached.has(7) && cached.stats().blocks == 1);
+    assert!(!cached.dropped(&page(7, 2)) && !cached.dropped(&page(blocks + 1, 1)));
+    let reads = drive.reads.load(Ordering::SeqCst);
+    assert!(touch(&cached, 7) == 1 && !cached.has(7), "it goes with its hit");
+    assert_eq!(drive.reads.load(Ordering::SeqCst), reads);
+    assert!(cached.dropped(&page(7, 1)) && cached.has(7));
+    // What was written counts, however late a page is.
+    cached.write(7 * BLOCK, &content(7, 2)).unwrap();
+    assert!(!cached.has(7) && !cached.dropped(&page(7, 1)) && !cached.has(7));
+    assert!(cached.dropped(&page(7, 2)) && cached.has(7) && touch(&cached, 7) == 2);
+    cached.zero(7 * BLOCK, BLOCK).unwrap();
+    assert!(!cached.dropped(&page(7, 2)) && !cached.has(7) && touch(&cached, 7) == 0);
+    let mut channel = PassthroughVolume::cached(Arc::clone(&cached)).channel();
+    channel
+        .submit(Request::Write { offset: 9 * BLOCK, data: &[0; 512], fua: false }, Instant::now())
+        .unwrap();
+    assert!(!cached.dropped(&page(9, 1)) && !cached.has(9), "a part of it was written");
+    drive.broken.store(true, Ordering::SeqCst);
+    cached.write(8 * BLOCK, &content(8, 2)).unwrap_err();
+    drive.broken.store(false, Ordering::SeqCst);
+    assert!(!cached.dropped(&page(8, 1)) && !cached.dropped(&page(8, 2)) && !cached.has(8));
+    // Dropped pages fill it as read blocks would, within the limit.
+    (100..blocks).for_each(|block| assert!(cached.dropped(&page(block, 1)), "{block}"));
+    let stats = cached.stats();
+    assert!(stats.blocks > 1800 && stats.used_bytes <= 16 * MIB, "{stats:?}");
+    cached.audit().unwrap();
+    cached.unfollow(None);
+    assert!(!cached.dropped(&page(50, 1)) && touch(&cached, 200) == 1 && cached.has(200));
+    assert!(touch(&cached, 50) == 1 && cached.has(50));
+    cached.audit().unwrap();
+}
+
+/// What is read past the page cache again and again gets copies that stay.
+#[test]
+fn blocks_that_are_read_past_the_page_cache_stay() {
+    let (_, cached) = ram(16 * MIB, 64 * MIB);
+    cached.follow(0).unwrap();
+    for block in 0..500 {
+        cached.write(block * BLOCK, &content(block, 1)).unwrap();
+    }
+    for _ in 0..3 {
+        (0..500).for_each(|block| assert_eq!(touch(&cached, block), 1));
+    }
+    let stats = cached.stats();
+    assert!(stats.hit_blocks > 400 && stats.blocks > 450 && stats.given_blocks < 50, "{stats:?}");
 }
 
 #[test]

@@ -52,6 +52,8 @@ const UNSAFE: [&[&str]; 6] = [
         "media/words",
         "media/prefetch",
         "ram/store/frames",
+        "system/bpf/ring",
+        "daemon/evicted/calibration",
         "daemon/swappable",
         "export/ublk/memory",
     ],
@@ -60,7 +62,7 @@ const UNSAFE: [&[&str]; 6] = [
     &["media/ioctls"],
     &[
         "codec/mod",
-        "daemon/freed_slots/load",
+        "system/bpf/mod",
         "media/claims",
         "system/reclaim",
         "export/nbd/listen",

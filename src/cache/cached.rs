@@ -4,20 +4,23 @@
 //! that there is of a block; a write keeps copies after the drive has taken it, and drops the old
 //! ones before it begins. No thread holds a shard's lock while the drive works, or two of them.
 
+use super::above::{self, Above};
 use super::flights::GROUP;
 use super::io_context::{IoContext, IoContexts, Most};
 use super::planted::{self, Bug};
 use super::policy::{Came, Rules};
+use super::seals::{Seal, Seals};
 use super::shard::{self, Ahead, Shard};
 use super::shard_map::{Piece, ShardMap};
 use super::streams::{Streams, Ticket};
 use super::table::SEGMENT_MAX;
+use super::window_set::{Set, WINDOW};
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result as Checked};
 use crate::media::{ALIGN, Blocks, Commit, Drive, DriveError, Failures, Given, Pool};
 use crate::stats::{CacheCounts, CacheStats};
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,8 +29,6 @@ const BLOCK: u64 = BLOCK_SIZE as u64;
 
 /// The least limit that is not 0, in bytes.
 pub const RAM_LIMIT_MIN: u64 = 1 << 20;
-/// Blocks of a request that are looked up together, before any of them is read: 4 MiB.
-const WINDOW: usize = 1024;
 /// Most blocks with a copy that are read along between two without: a disk moves these in less time
 /// than another request takes, and a head that has passed the next block waits for a turn of the
 /// disk.
@@ -52,49 +53,6 @@ const SPARE_PART: u64 = 8;
 /// From this many blocks on, zeroing a range scans the index instead of looking up each block.
 const WIDE: u64 = 1024;
 
-/// A set of blocks of a window.
-#[derive(Default)]
-struct Set([u64; WINDOW / 64 + 1]);
-
-impl Set {
-    fn has(&self, at: usize) -> bool {
-        self.0[at / 64] >> (at % 64) & 1 == 1
-    }
-
-    /// Adds the blocks whose bits are set in `bits`, of up to 64 from `at` on.
-    fn add(&mut self, at: usize, bits: u64) {
-        self.0[at / 64] |= bits << (at % 64);
-        if !at.is_multiple_of(64) {
-            self.0[at / 64 + 1] |= bits >> (64 - at % 64);
-        }
-    }
-
-    /// Which of up to 64 blocks from `at` on are in the set, as bits.
-    fn bits(&self, at: usize, count: u64) -> u64 {
-        let low = self.0[at / 64] >> (at % 64);
-        let high = if at.is_multiple_of(64) { 0 } else { self.0[at / 64 + 1] << (64 - at % 64) };
-        (low | high) & shard::all(count)
-    }
-
-    fn len(&self) -> u64 {
-        self.0.iter().map(|word| u64::from(word.count_ones())).sum()
-    }
-
-    /// The next run from `from` on, of a window of `end` blocks, with holes of at most `hole`.
-    fn run(&self, from: usize, end: usize, hole: usize) -> Option<Range<usize>> {
-        let start = (from..end).find(|at| self.has(*at))?;
-        let mut run = start..start + 1;
-        for at in start + 1..end {
-            if self.has(at) {
-                run.end = at + 1;
-            } else if at - run.end >= hole {
-                break;
-            }
-        }
-        Some(run)
-    }
-}
-
 /// The drive with its copies.
 pub struct Cached {
     drive: Arc<dyn Drive>,
@@ -110,6 +68,11 @@ pub struct Cached {
     /// Serialises changes of the limit.
     limiting: Mutex<()>,
     streams: Mutex<Streams>,
+    /// What is known of the page cache above, while that is followed.
+    above: Mutex<Option<Arc<Above>>>,
+    follows: AtomicBool,
+    /// Why it is not followed although it was to be.
+    unfollowed: Mutex<Option<String>>,
     ahead: Arc<Ahead>,
     ids: AtomicU64,
     mixed: AtomicU64,
@@ -125,7 +88,8 @@ struct Share {
     shard: u64,
 }
 
-fn share(limit: u64, shards: u64, context_bytes: u64) -> Share {
+/// Divides `limit` among shards; `beside` has bytes that no shard counts.
+fn share(limit: u64, shards: u64, context_bytes: u64, beside: u64) -> Share {
     if limit == 0 {
         return Share { most: Most::default(), shard: 0 };
     }
@@ -134,7 +98,7 @@ fn share(limit: u64, shards: u64, context_bytes: u64) -> Share {
     let (windows, window) = if window < AHEAD_MIN { (0, 0) } else { (windows, window as usize) };
     let contexts = (limit / CONTEXTS_PART / context_bytes).clamp(1, CONTEXTS_MAX) as usize;
     let most = Most { contexts, windows, window };
-    let fixed = most.bytes(context_bytes) + fixed_bytes(shards);
+    let fixed = most.bytes(context_bytes) + fixed_bytes(shards) + beside;
     Share { most, shard: limit.saturating_sub(fixed) / shards }
 }
 
@@ -180,6 +144,9 @@ impl Cached {
             evicted_before: AtomicU64::new(0),
             limiting: Mutex::new(()),
             streams: Mutex::new(Streams::default()),
+            above: Mutex::new(None),
+            follows: AtomicBool::new(false),
+            unfollowed: Mutex::new(None),
             ahead,
             ids: AtomicU64::new(1),
             mixed: AtomicU64::new(0),
@@ -211,12 +178,17 @@ impl Cached {
 
     fn share_out(&self, bytes: u64) {
         let _limiting = self.limiting.lock();
-        let share = share(bytes, self.shards.len() as u64, self.context_bytes);
+        let above = self.above().map(|above| Arc::new(above.resized(bytes)));
+        self.above.lock().clone_from(&above);
+        let (shards, beside) = (self.shards.len() as u64, above.as_ref().map_or(0, |a| a.bytes()));
+        let share = share(bytes, shards, self.context_bytes, beside);
+        let seals = above.map_or(0, |_| above::seals(bytes) / shards);
         self.limit.store(bytes, Ordering::Relaxed);
         self.contexts.limit(share.most);
         let mut evicted = 0;
         for shard in &self.shards {
             let mut shard = shard.lock();
+            shard.follow(Seals::with_room(seals));
             shard.set_limit(share.shard);
             evicted += shard.counts().evicted_blocks;
         }
@@ -226,7 +198,90 @@ impl Cached {
     /// All memory in bytes, now.
     pub fn used(&self) -> u64 {
         let shards: u64 = self.shards.iter().map(|shard| shard.lock().used()).sum();
-        shards + self.contexts.bytes(self.context_bytes) + fixed_bytes(self.shards.len() as u64)
+        shards + self.beside_shards()
+    }
+
+    /// Memory that no shard counts, in bytes.
+    fn beside_shards(&self) -> u64 {
+        let above = self.above().map_or(0, |above| above.bytes());
+        let fixed = fixed_bytes(self.shards.len() as u64);
+        self.contexts.bytes(self.context_bytes) + fixed + above
+    }
+
+    /// Begins to follow the page cache above: from now on blocks that it is to have get no copy,
+    /// and [`Self::dropped`] is called for each of its pages that it drops. The memory that this
+    /// takes counts in the limit, and `beside` bytes of what brings the pages.
+    ///
+    /// # Errors
+    /// There is no random number.
+    pub fn follow(&self, beside: u64) -> Checked<()> {
+        let limit = self.limit();
+        *self.above.lock() = Some(Arc::new(Above::new(limit, beside)?));
+        self.follows.store(true, Ordering::Release);
+        self.share_out(limit);
+        Ok(())
+    }
+
+    /// Ends what [`Self::follow`] began; `why` it could not be, or not go on.
+    pub fn unfollow(&self, why: Option<String>) {
+        self.follows.store(false, Ordering::Release);
+        *self.above.lock() = None;
+        *self.unfollowed.lock() = why;
+        self.share_out(self.limit());
+    }
+
+    /// Why the page cache is not followed, if it was to be.
+    pub fn unfollowed(&self) -> Option<String> {
+        self.unfollowed.lock().clone()
+    }
+
+    /// The limit, in bytes.
+    pub fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    fn above(&self) -> Option<Arc<Above>> {
+        if !self.follows.load(Ordering::Acquire) {
+            return None;
+        }
+        self.above.lock().clone()
+    }
+
+    /// The page cache above has dropped a page. Keeps a copy of the block that has this content;
+    /// `false`: none is known to have it.
+    pub fn dropped(&self, page: &[u8; BLOCK_SIZE]) -> bool {
+        let Some(above) = self.above() else { return false };
+        let seal = above.seal(page);
+        let is_it = |block: &u64| {
+            let mut pieces = self.shard_map.pieces(*block..*block + 1);
+            pieces.next().is_some_and(|piece| self.keep_dropped(&above, &piece, (seal, page)))
+        };
+        above.blocks(seal).any(|block| is_it(&block))
+    }
+
+    /// Keeps a copy of the block of `piece`, if its content is that of a page; whether it is.
+    fn keep_dropped(
+        &self,
+        above: &Above,
+        piece: &Piece,
+        (seal, page): (Seal, &[u8; BLOCK_SIZE]),
+    ) -> bool {
+        let id = self.id();
+        {
+            let mut shard = self.shard(piece).lock();
+            if !shard.page_dropped(piece.key, seal) {
+                return false;
+            }
+            above.dropped(piece.first);
+            // Its content is known now: from here on, the copy is one of a fill.
+            if shard.has(piece.key) || !shard.begin_fill(id, piece.first, 1, false) {
+                return true;
+            }
+        }
+        let mut io = self.contexts.take();
+        self.keep(io.as_mut(), id, (piece, 1), Came::Dropped, |_| Given::Plain(page));
+        io.into_iter().for_each(|io| self.contexts.give(io));
+        true
     }
 
     /// All counters, now.
@@ -234,8 +289,8 @@ impl Cached {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut stats = CacheStats {
             limit_bytes: load(&self.limit),
-            used_bytes: self.contexts.bytes(self.context_bytes)
-                + fixed_bytes(self.shards.len() as u64),
+            used_bytes: self.beside_shards(),
+            exclusive: self.follows.load(Ordering::Relaxed),
             requests_mixed: load(&self.mixed),
             missed_ns: load(&self.missed_ns),
             requests_bypassed: load(&self.bypassed),
@@ -287,7 +342,8 @@ impl Cached {
         let (used, limit) = (self.used(), self.limit.load(Ordering::Relaxed));
         // With a limit of 0, writes in flight still take memory.
         let index: u64 = self.shards.iter().map(|shard| shard.lock().index_bytes()).sum();
-        let fits = used <= limit.max(index + fixed_bytes(self.shards.len() as u64));
+        let beside = self.above().map_or(0, |above| above.bytes());
+        let fits = used <= limit.max(index + beside + fixed_bytes(self.shards.len() as u64));
         fits.then_some(()).ok_or_else(|| format!("{used} bytes of {limit} are used"))
     }
 
@@ -327,6 +383,8 @@ impl Cached {
         out: &mut [[u8; BLOCK_SIZE]],
     ) -> u64 {
         let (mut next, mut missed, mut bad) = (0, 0, 0);
+        let above = self.above();
+        let gives = above.as_ref().is_some_and(|above| above.has(piece.first));
         while next < piece.count {
             io.clear();
             let planted = planted::on(Bug::ServeWhateverIsThere);
@@ -341,8 +399,17 @@ impl Cached {
                         None => shard.hit(key, io.room()),
                     };
                     match found {
-                        Some(header) => io.hold(next, header),
-                        None => missed |= 1 << next,
+                        Some(header) => {
+                            io.hold(next, header);
+                            if gives {
+                                shard.give(key);
+                            }
+                        }
+                        None => {
+                            missed |= 1 << next;
+                            let above = above.as_ref().filter(|_| shard.is_above(key));
+                            above.into_iter().for_each(|above| above.asked_again(piece.first));
+                        }
                     }
                     next += 1;
                 }
@@ -376,6 +443,11 @@ impl Cached {
         given: impl Fn(usize) -> Given<'a>,
     ) {
         let Some(io) = io else { return self.end(id, piece) };
+        let above = self.above();
+        let is_above = !matches!(came, Came::Ahead | Came::Dropped);
+        // What the page cache has needs no copy here.
+        let skips = is_above && above.as_ref().is_some_and(|above| above.has(piece.first));
+        let above = above.filter(|_| came != Came::Dropped);
         let mut left = wanted;
         while left != 0 {
             io.clear();
@@ -383,7 +455,13 @@ impl Cached {
                 let at = u64::from(left.trailing_zeros());
                 left &= left - 1;
                 let name = (piece.first + at, piece.key + at as u32);
-                io.encode(at, name, given(at as usize), came == Came::Ahead);
+                let given = given(at as usize);
+                if let (Some(above), Given::Plain(content)) = (&above, given) {
+                    io.seal(at, above.seal(content));
+                }
+                if !skips {
+                    io.encode(at, name, given, came == Came::Ahead);
+                }
             }
             let mut shard = self.shard(piece).lock();
             let (alive, before) = shard.alive(id, piece.first);
@@ -393,6 +471,13 @@ impl Cached {
                     shard.keep(&held.header, record, came, before.of(held.index));
                 }
             }
+            for (at, seal) in io.seals().iter().filter(|(at, _)| alive >> at & 1 == 1) {
+                shard.seal(piece.key + *at as u32, *seal, is_above);
+            }
+            drop(shard);
+            let noted =
+                above.iter().flat_map(|above| io.seals().iter().map(move |one| (above, one)));
+            noted.for_each(|(above, (at, seal))| above.note(*seal, piece.first + at));
         }
         self.end(id, piece);
     }

@@ -5,6 +5,7 @@
 //! has room for. A request that finds no context bypasses the cache.
 
 use super::record::{self, Header, RECORD_MAX};
+use super::seals::Seal;
 use crate::BLOCK_SIZE;
 use crate::codec::{Algorithm, Codec};
 use crate::media::{Buffer, Given};
@@ -31,6 +32,8 @@ pub struct IoContext {
     codec: Codec,
     records: Vec<u8>,
     held: Vec<Held>,
+    /// Seals of blocks, by their index in the piece.
+    seals: Vec<(u64, Seal)>,
 }
 
 impl IoContext {
@@ -39,24 +42,36 @@ impl IoContext {
             codec: Codec::new(Algorithm::Lz4),
             records: vec![0; BATCH * RECORD_MAX],
             held: Vec::with_capacity(BATCH),
+            seals: Vec::with_capacity(BATCH),
         }
     }
 
     /// Memory in bytes.
     pub fn memory() -> u64 {
-        let held = BATCH * size_of::<Held>();
+        let held = BATCH * (size_of::<Held>() + size_of::<(u64, Seal)>());
         let records = BATCH * RECORD_MAX;
         (Codec::new(Algorithm::Lz4).memory() + records + held + size_of::<Self>()) as u64
     }
 
-    /// Drops all records.
+    /// Drops all records and seals.
     pub fn clear(&mut self) {
         self.held.clear();
+        self.seals.clear();
     }
 
     /// Whether it has no room for another record.
     pub fn is_full(&self) -> bool {
-        self.held.len() == BATCH
+        self.held.len() == BATCH || self.seals.len() == BATCH
+    }
+
+    /// Adds the seal of a block.
+    pub fn seal(&mut self, index: u64, seal: Seal) {
+        self.seals.push((index, seal));
+    }
+
+    /// The seals, each with the index of its block.
+    pub fn seals(&self) -> &[(u64, Seal)] {
+        &self.seals
     }
 
     fn slot(&mut self, n: usize) -> &mut [u8] {

@@ -8,6 +8,7 @@
 //! holds: blocks in flight from or to the drive are kept only if nothing came between
 //! (`flights.rs`).
 
+mod above;
 mod cached;
 mod flights;
 mod ghosts;
@@ -15,10 +16,12 @@ mod io_context;
 pub mod planted;
 pub mod policy;
 mod record;
+mod seals;
 mod segments;
 mod shard;
 mod shard_map;
 mod streams;
 mod table;
+mod window_set;
 
 pub use cached::{Cached, RAM_LIMIT_MIN, check_limit};

@@ -18,6 +18,8 @@ pub enum Bug {
     KeepFailedWrite,
     /// A range that is zeroed keeps its copies.
     KeepZeroed,
+    /// A write leaves the seal of what its block had before.
+    SealOverWrite,
 }
 
 crate::planted::plantable!(Bug, shuttle);

@@ -45,6 +45,15 @@ pub enum Came {
     Written,
     /// It was read ahead, and not requested yet.
     Ahead,
+    /// The page cache has dropped it.
+    Dropped,
+}
+
+impl Came {
+    /// Whether the block was read by a request, now or before the page cache dropped it.
+    fn is_read(self) -> bool {
+        matches!(self, Self::Missed | Self::Dropped)
+    }
 }
 
 /// What becomes of a copy when its segment is evicted.
@@ -102,7 +111,7 @@ impl Rules {
     /// ghost, as far as that is heeded ([`Self::heeds`]); a ghost counts if the block is read.
     /// `None`: the block is not kept.
     pub fn place(&self, came: Came, remembered: bool) -> Option<Queue> {
-        let known = remembered && came == Came::Missed;
+        let known = remembered && came.is_read();
         // A block that comes back soon after its eviction would have been hit if it had stayed
         // longer.
         let main = known || self.probation_permille == 0;
@@ -118,7 +127,7 @@ impl Rules {
         (main_bytes, limit_bytes): (u64, u64),
     ) -> Option<Queue> {
         let share = u128::from(limit_bytes) * u128::from(1000 - self.probation_permille.min(1000));
-        let reads = self.fills_main && came == Came::Missed;
+        let reads = self.fills_main && came.is_read();
         match self.place(came, remembered) {
             Some(_) if reads && u128::from(main_bytes) * 1000 < share => Some(Queue::Main),
             place => place,
@@ -249,7 +258,7 @@ impl Gate {
             with_room
         } else {
             self.filling = false;
-            if remembered && came == Came::Missed {
+            if remembered && came.is_read() {
                 (remembered, self.owed) = self.rules.heeds(self.owed);
             }
             self.rules.place(came, remembered)

@@ -8,6 +8,7 @@ use super::flights::{Before, Flights, GROUP, bits};
 use super::planted::{self, Bug};
 use super::policy::{Came, Fate, Gate, Queue, Rules};
 use super::record::Header;
+use super::seals::{Seal, Seals};
 use super::segments::{Segment, Segments};
 use super::table::{Place, SEGMENT_MAX, Table};
 use crate::media::{Frame, Pool};
@@ -39,6 +40,8 @@ pub struct Shard {
     ghosts: super::ghosts::Ghosts,
     segments: Segments,
     flights: Flights,
+    /// Of blocks that a page cache above may have; empty if none is followed.
+    seals: Seals,
     counts: CacheCounts,
     ahead: Arc<Ahead>,
 }
@@ -61,6 +64,7 @@ impl Shard {
             ghosts: Default::default(),
             segments,
             flights: Flights::default(),
+            seals: Seals::default(),
             counts: CacheCounts::default(),
             ahead,
         }
@@ -69,7 +73,7 @@ impl Shard {
     /// Bytes of everything but segments and spare frames.
     pub fn index_bytes(&self) -> u64 {
         let tables = self.segments.table_bytes() + self.flights.bytes();
-        self.table.bytes() + self.ghosts.bytes() + tables
+        self.table.bytes() + self.ghosts.bytes() + self.seals.bytes() + tables
     }
 
     /// Bytes of everything.
@@ -138,6 +142,37 @@ impl Shard {
         self.table.get(key).is_some()
     }
 
+    /// Begins to seal blocks, with room for `seals`, or ends it.
+    pub fn follow(&mut self, seals: Seals) {
+        self.seals = seals;
+    }
+
+    /// Seals a block that is alive; see [`Seals::set`].
+    pub fn seal(&mut self, key: u32, seal: Seal, above: bool) {
+        self.seals.set(key, seal, above);
+    }
+
+    /// Whether a page cache above is to have the block.
+    pub fn is_above(&self, key: u32) -> bool {
+        self.seals.is_above(key)
+    }
+
+    /// The block has been read from its copy, which the page cache above has now.
+    pub fn give(&mut self, key: u32) {
+        if self.seals.give(key) {
+            self.counts.given_blocks += u64::from(self.forget(key).is_some());
+        }
+    }
+
+    /// A page cache above has dropped a page. Whether its content is that of the block.
+    pub fn page_dropped(&mut self, key: u32, seal: Seal) -> bool {
+        let is_it = self.seals.has(key, seal);
+        if is_it {
+            self.seals.dropped(key);
+        }
+        is_it
+    }
+
     /// The copy of a block is damaged: drops it.
     pub fn damaged(&mut self, key: u32) {
         self.counts.damaged_copies += 1;
@@ -167,7 +202,11 @@ impl Shard {
         debug_assert!(count <= GROUP);
         let mut before = Before::default();
         for at in 0..count {
-            if let Some((queue, hits)) = self.forget(key + at as u32) {
+            let key = key + at as u32;
+            if !planted::on(Bug::SealOverWrite) {
+                self.seals.remove(key);
+            }
+            if let Some((queue, hits)) = self.forget(key) {
                 before.note(at, queue, hits);
             }
         }
@@ -181,6 +220,7 @@ impl Shard {
         if planted::on(Bug::KeepZeroed) {
             return;
         }
+        self.seals.remove_all(&inside);
         let mut from = 0;
         while let Some((at, key)) = self.table.seek(from, |key, _| inside(key)) {
             self.forget(key);
@@ -232,6 +272,11 @@ impl Shard {
     fn place_new(&mut self, header: &Header, came: Came) -> Option<(Queue, u8)> {
         let remembered = self.ghosts.take(header.key);
         self.counts.ghosts_hit_blocks += u64::from(remembered && came == Came::Missed);
+        self.counts.dropped_pages += u64::from(came == Came::Dropped);
+        if came == Came::Dropped && self.seals.was_given(header.key) {
+            // It was asked for while it had a copy.
+            return Some((Queue::Main, 0));
+        }
         let most = self.for_frames().saturating_sub(self.segments.len() as u64);
         let bytes = (self.segments.live(Queue::Main), most);
         // A copy of the gate, so that the closure can borrow `self`.
@@ -463,6 +508,7 @@ impl Shard {
         self.flights.end_all();
         self.gate = Gate::new(*self.gate.rules());
         self.table = Table::default();
+        self.seals.remove_all(|_| true);
         self.ghosts.resize(0);
         self.segments.clear();
     }

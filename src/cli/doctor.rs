@@ -156,6 +156,13 @@ fn checks() -> Vec<Check> {
                 .map_err(|e| e.to_string()),
             "a kernel with zswap, BTF and BPF; without, swap takes more memory",
         ),
+        Check::new(
+            "news of dropped pages",
+            crate::daemon::evicted::available()
+                .map(|()| "the kernel can tell, for --exclusive on".into())
+                .map_err(|e| e.to_string()),
+            "Linux 6.6 or newer with BTF and BPF; without, a cache also holds what the page cache has",
+        ),
         Check::new("memory", Ok(memory()), ""),
         Check::new("swap", swap(), ""),
     ]);

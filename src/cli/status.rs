@@ -326,6 +326,12 @@ fn cache(stats: &Stats) -> String {
     if let Some(percent) = (100 * cache.hit_blocks).checked_div(asked) {
         text += &format!("; {percent} % of {asked} blocks read were hits");
     }
+    if cache.exclusive {
+        text += "; holds what the page cache drops";
+    }
+    if let Some(why) = &stats.not_exclusive {
+        text += &format!("; also holds what the page cache has: {why}");
+    }
     for (count, what) in [
         (cache.damaged_copies, "damaged copies, read again"),
         (cache.backing_errors, "errors of the backing store"),

@@ -99,6 +99,7 @@ impl Settings {
         found.drive("log", self.log_drive(), log)?;
         self.compare_log(plan, &mut found);
         self.compare_limit(plan, &mut found);
+        found.value("exclusive", self.exclusive, Some(plan.exclusive));
         let spill = plan.spill.as_ref();
         found.drive("spill", self.spill.as_deref(), spill.map(|spill| spill.device.as_path()))?;
         found.bytes("spill-daily", self.spill_daily, spill.map(|spill| spill.daily_bytes));
@@ -238,7 +239,7 @@ mod tests {
             "size" | "spill-daily" | "writeback-window" | "ram-min" | "ram-max" => "\"32M\"",
             "ram-limit" => "\"auto\"",
             "backing" | "log" | "spill" | "socket" | "mount" | "on-full" => "\"/dev/other\"",
-            "sync" | "sync-remote" | "writeback" => "true",
+            "sync" | "sync-remote" | "writeback" | "exclusive" => "true",
             "max-unsent" => "\"16M,5s\"",
             "segment" => "\"64K\"",
             "algorithm" => "\"zstd\"",

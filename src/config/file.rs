@@ -188,6 +188,7 @@ mod tests {
             ram_limit: Some(Limit::At(Amount::Percent(12.5))),
             ram_min: Some(Amount::Bytes(4 << 20)),
             ram_max: Some(Amount::Percent(40.0)),
+            exclusive: Some(true),
             spill: Some("/dev/below".into()),
             spill_daily: Some(Amount::Bytes(20 << 30)),
             algorithm: Some(Algorithm::Zstd),

@@ -74,6 +74,9 @@ pub struct Plan {
     /// The drive of a passthrough volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing: Option<PathBuf>,
+    /// Whether the read cache holds what the page cache drops, and not what that has.
+    #[serde(default)]
+    pub exclusive: bool,
     /// Take a volume in a store from an owner that may be alive.
     #[serde(default)]
     pub take_over: bool,
@@ -142,6 +145,7 @@ impl Plan {
             size_bytes,
             ram_limit_bytes,
             ram_auto,
+            exclusive: false,
             segment_bytes,
             sector_bytes: settings.sector,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
@@ -310,6 +314,7 @@ impl Plan {
             size_bytes: pair.size()?,
             ram_limit_bytes,
             ram_auto,
+            exclusive: exclusive(settings, kind)?,
             segment_bytes,
             sector_bytes: settings.sector,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
@@ -347,6 +352,7 @@ impl Plan {
             size_bytes: device::PassthroughVolume::size_of(&backing)?,
             ram_limit_bytes,
             ram_auto,
+            exclusive: exclusive(settings, kind)?,
             segment_bytes: DEFAULT_SEGMENT,
             sector_bytes: settings.sector,
             algorithm: Algorithm::Lz4,
@@ -407,6 +413,7 @@ impl Plan {
             size_bytes,
             ram_limit_bytes,
             ram_auto,
+            exclusive: exclusive(settings, kind)?,
             segment_bytes: if log.is_some() { check_segment(settings)? } else { DEFAULT_SEGMENT },
             sector_bytes: settings.sector,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
@@ -452,6 +459,16 @@ pub fn block_device_buffers() -> u64 {
 /// The limit on copies of a backing store's blocks.
 fn cache_limit(settings: &Settings) -> Result<(u64, Option<Bounds>)> {
     Given::of(settings).resolve(&Range::of_copies())
+}
+
+/// Whether the cache is to hold what the page cache drops. Only this machine's tells.
+fn exclusive(settings: &Settings, kind: Kind) -> Result<bool> {
+    let wanted = settings.exclusive == Some(true);
+    if wanted && kind == Kind::Nbd {
+        return Err(Error::usage("exclusive needs a block device of this machine, not NBD")
+            .hint("leave out exclusive, or give --export ublk or fuse"));
+    }
+    Ok(wanted)
 }
 
 /// The number of threads; at least `least` of them unless the settings say otherwise.
@@ -523,6 +540,10 @@ pub fn check_size(bytes: u64) -> Result<()> {
 
 /// Refuses settings of a log: a volume in memory writes nothing back, and is never durable.
 fn refuse_of_log(settings: &Settings) -> Result<()> {
+    if settings.exclusive == Some(true) && settings.backing.is_none() {
+        return Err(Error::usage("exclusive is for a cache of a backing store")
+            .hint("leave out exclusive, or give --backing"));
+    }
     let given = [
         ("sync", settings.sync == Some(true)),
         ("writeback", settings.writeback.is_some()),

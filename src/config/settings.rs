@@ -273,6 +273,13 @@ flags {
         "bytes or a percentage", "the default of `ram-limit`; with `backing` 50 %",
         "With `auto`: the highest limit."
     }
+    /// With --backing: the cache holds what the page cache drops, not what that has, too; needs a
+    /// kernel that tells it [default: off]
+    #[flag(value_parser = switch())]
+    exclusive = "exclusive": bool {
+        "`true`, `false` (flag: `on`, `off`)", "`false`",
+        "Hold [what the page cache drops](cache.md#beside-the-page-cache), not what that has, too."
+    }
     /// Device or file for the coldest data once memory is full; it is overwritten if it holds
     /// nothing known
     #[flag(value_name = "DEV", value_hint = ValueHint::AnyPath)]

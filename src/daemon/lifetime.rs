@@ -242,6 +242,7 @@ impl Bringing<'_> {
         let running = Running::new(served, holder, unsafe_for_swap);
         notes.extend(running.begin_use(self.progress)?);
         running.threads.follow_limit(&running.served)?;
+        running.threads.follow_page_cache(&running.served);
         let server = Server::start(&files.control, Arc::clone(&running) as Arc<dyn Handler>)?;
         Ok((running, server))
     }

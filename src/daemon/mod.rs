@@ -11,6 +11,7 @@ mod changing;
 mod companion;
 mod draining;
 mod events;
+pub mod evicted;
 pub mod freed_slots;
 mod heap;
 mod homes;

@@ -2,6 +2,7 @@
 //!
 //! Invariant: the lock is never held while a thread is waited for.
 
+use super::evicted::Evicted;
 use super::freed_slots::FreedSlots;
 use super::limiter::Limiter;
 use super::log;
@@ -28,6 +29,8 @@ struct Now {
     swap: Option<SwapThread>,
     /// Drops blocks of freed swap slots; `None` if the volume carries no swap.
     freed_slots: Option<FreedSlots>,
+    /// Gives the read cache what the page cache drops; `None` if it has what that has, too.
+    evicted: Option<Evicted>,
     /// `None` once the daemon has ended.
     memory_holder: Option<Arc<MemoryHolder>>,
 }
@@ -35,7 +38,8 @@ struct Now {
 impl Threads {
     pub fn new(memory_holder: MemoryHolder) -> Self {
         let memory_holder = Some(Arc::new(memory_holder));
-        let now = Now { limiter: None, swap: None, freed_slots: None, memory_holder };
+        let now =
+            Now { limiter: None, swap: None, freed_slots: None, evicted: None, memory_holder };
         Self { now: Ranked::new(Rank::Threads, now) }
     }
 
@@ -78,6 +82,20 @@ impl Threads {
         }
     }
 
+    /// Has the read cache of a volume follow the page cache of its `device`, if the plan says so.
+    /// Without that, the cache works, and also holds what the page cache has.
+    pub fn follow_page_cache(&self, served: &Arc<Served>) {
+        let wanted = served.state.lock().plan.exclusive;
+        let (Some(cache), true) = (served.volume.read_cache(), wanted) else { return };
+        let begun = served
+            .device()
+            .and_then(|device| Evicted::start(Arc::downgrade(served), Arc::clone(cache), device));
+        match begun {
+            Ok(thread) => self.now.lock().evicted = Some(thread),
+            Err(e) => log::line(&e.to_string()),
+        }
+    }
+
     /// Ends what [`Threads::follow_swap`] began, and first the ballast, which must not come back to
     /// memory.
     pub fn end_swap(&self) {
@@ -93,6 +111,8 @@ impl Threads {
         none_held();
         let limiter = self.now.lock().limiter.take();
         drop(limiter);
+        let evicted = self.now.lock().evicted.take();
+        drop(evicted);
         self.end_swap();
     }
 

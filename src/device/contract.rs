@@ -4,6 +4,7 @@
 //! [`Channel`], run to completion: when `submit` returns, the request is done.
 
 use super::drives::Alarm;
+use crate::cache::Cached;
 use crate::error::{Error, Result as Outcome};
 use crate::log::Policy;
 use crate::media::MadeFor;
@@ -251,6 +252,11 @@ pub trait Serving: Device {
 
     /// Operations of a volume without a backing store.
     fn in_memory(&self) -> Option<&dyn InMemory> {
+        None
+    }
+
+    /// The read cache of a volume that has one.
+    fn read_cache(&self) -> Option<&Arc<Cached>> {
         None
     }
 

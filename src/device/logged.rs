@@ -313,6 +313,7 @@ impl LogVolume {
             log_loss_noted: !lost.is_empty() && common(&self.noted.lock(), &lost) == lost,
             log_lost_blocks: lost,
             drives: self.failures().filter_map(|(role, f)| drives::failing(role, f)).collect(),
+            not_exclusive: self.cache.as_ref().and_then(|cache| cache.unfollowed()),
             ..self.accounts.totals().stats()
         }
         .with_cache(self.cache.as_ref().map(|cache| cache.stats()))
@@ -353,6 +354,10 @@ impl Device for LogVolume {
 }
 
 impl Serving for LogVolume {
+    fn read_cache(&self) -> Option<&Arc<Cached>> {
+        self.cache.as_ref()
+    }
+
     fn heed(&self, alarm: &Alarm) {
         self.failures().for_each(|(_, failures)| drives::heed(failures, alarm));
         let _ = self.alarm.set(Arc::clone(alarm)); // the first one stays

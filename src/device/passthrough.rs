@@ -132,6 +132,7 @@ impl PassthroughVolume {
             drives: self.backing.failures().and_then(failing).into_iter().collect(),
             mem_used_bytes: kept,
             object,
+            not_exclusive: self.cache.as_ref().and_then(|cache| cache.unfollowed()),
             ..self.accounts.totals().stats()
         };
         stats.with_cache(self.cache.as_ref().map(|cache| cache.stats()))
@@ -183,6 +184,10 @@ impl Device for PassthroughVolume {
 }
 
 impl Serving for PassthroughVolume {
+    fn read_cache(&self) -> Option<&Arc<Cached>> {
+        self.cache.as_ref()
+    }
+
     fn stats(&self) -> Stats {
         self.stats()
     }

@@ -15,6 +15,8 @@ pub struct CacheStats, sums CacheCounts: u64 {
         /// Whether the limit binds: nearly all of it is in use, or copies were evicted since the
         /// limit was set.
         full: bool;
+        /// Whether it holds what the page cache drops, and not what that has.
+        exclusive: bool;
         /// Part of `used_bytes`: index, ghosts, tables.
         index_bytes: u64 = bytes "  index"
             => gauge "ztier_cache_index_bytes" "Memory of index, ghosts and tables.";
@@ -46,6 +48,12 @@ pub struct CacheStats, sums CacheCounts: u64 {
         /// Copies that were made.
         [shard] kept_blocks: u64 = count "copies made"
             => counter "ztier_cache_kept_blocks_total" "Copies made.";
+        /// Part of `kept_blocks`: pages that the page cache has dropped.
+        [shard] dropped_pages: u64 = count "  of dropped pages"
+            => counter "ztier_cache_dropped_pages_total" "Copies of pages that the page cache dropped.";
+        /// Copies that went with a read, because the page cache has the block since.
+        [shard] given_blocks: u64 = count "  given back to it"
+            => counter "ztier_cache_given_blocks_total" "Copies that went back to the page cache.";
         /// Copies that were evicted to make room.
         [shard] evicted_blocks: u64 = count "  gone to make room"
             => counter "ztier_cache_evicted_blocks_total" "Copies evicted to make room.";

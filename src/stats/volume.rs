@@ -53,6 +53,9 @@ pub struct Stats, sums Counts: i64 {
         /// The read cache of a backing store, where there is one.
         #[serde(skip_serializing_if = "Option::is_none")]
         cache: Option<CacheStats>;
+        /// Why that holds what the page cache has, too, although it was asked not to.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        not_exclusive: Option<String>;
         /// The store of objects that the volume is in, if it is in one.
         #[serde(skip_serializing_if = "Option::is_none")]
         object: Option<ObjectStats>;

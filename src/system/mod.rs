@@ -4,6 +4,8 @@
 //! Invariant: nothing here knows a front-end or a volume; a front-end calls it with paths and file
 //! descriptors.
 
+pub(crate) mod above;
+pub(crate) mod bpf;
 mod check;
 pub(crate) mod depth;
 pub mod footprint;

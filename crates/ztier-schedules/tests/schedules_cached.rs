@@ -232,7 +232,41 @@ fn a_write_that_fails() {
     check(&drive, &cached, &[9]);
 }
 
-const TESTS: [fn(); 5] = [
+/// Pages of each version are dropped by the page cache while the block is written, read and zeroed.
+fn dropped_pages_beside_a_writer() {
+    let (drive, cached) = drive(BLOCKS);
+    cached.follow(0).unwrap();
+    let acknowledged = Arc::new(AtomicU64::new(0));
+    let dropper = {
+        let cached = Arc::clone(&cached);
+        thread::spawn(move || {
+            for version in [0, 1, 2, 1] {
+                cached.dropped(&content(5, version).try_into().unwrap());
+            }
+        })
+    };
+    let reader = {
+        let (cached, acknowledged) = (Arc::clone(&cached), Arc::clone(&acknowledged));
+        thread::spawn(move || {
+            for _ in 0..2 {
+                let least = acknowledged.load(Ordering::SeqCst);
+                assert!(u64::from(read(&cached, 5)) >= least, "stale");
+            }
+        })
+    };
+    for version in 1..3 {
+        assert!(write(&cached, 5, version));
+        acknowledged.store(u64::from(version), Ordering::SeqCst);
+    }
+    [dropper, reader].into_iter().for_each(|thread| thread.join().unwrap());
+    check(&drive, &cached, &[5]);
+    cached.zero(5 * BLOCK as u64, BLOCK as u64).unwrap();
+    cached.dropped(&content(5, 2).try_into().unwrap());
+    check(&drive, &cached, &[5]);
+}
+
+const TESTS: [fn(); 6] = [
+    dropped_pages_beside_a_writer,
     readers_beside_a_writer,
     writers_of_the_same_blocks,
     eviction_beside_everything,
@@ -244,13 +278,16 @@ const TESTS: [fn(); 5] = [
 /// meanwhile.
 #[test]
 fn every_schedule_holds_and_every_planted_bug_is_found() {
-    let bugs: [(Bug, fn()); 6] = [
+    let bugs: [(Bug, fn()); 9] = [
+        (Bug::SealOverWrite, TESTS[0]),
         (Bug::FillOverWrite, TESTS[0]),
         (Bug::FillBesideWriter, TESTS[0]),
-        (Bug::KeepOverlappingWrites, TESTS[1]),
-        (Bug::ServeWhateverIsThere, TESTS[2]),
-        (Bug::KeepZeroed, TESTS[3]),
-        (Bug::KeepFailedWrite, TESTS[4]),
+        (Bug::FillOverWrite, TESTS[1]),
+        (Bug::FillBesideWriter, TESTS[1]),
+        (Bug::KeepOverlappingWrites, TESTS[2]),
+        (Bug::ServeWhateverIsThere, TESTS[3]),
+        (Bug::KeepZeroed, TESTS[4]),
+        (Bug::KeepFailedWrite, TESTS[5]),
     ];
     hold_and_find(&TESTS, &bugs, plant);
 }

@@ -11,7 +11,6 @@
 //!   [`crate::ram::store::Store::drop_freed`];
 //! - without the news swap works as well, and takes more memory.
 
-mod btf;
 mod link;
 mod load;
 mod process;

@@ -1,0 +1,70 @@
+//! What is above a block device, as the kernel numbers it: its partitions, devices that are made of
+//! it (LVM, dm-crypt), and the file systems on all of these.
+//!
+//! Invariant: nothing here opens a device or touches a mounted file system.
+
+use super::mounts::mounts;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Most devices of a chain; more than that is a loop.
+const DEPTH: u32 = 8;
+
+/// Numbers of the devices and file systems on `device`, itself included, as the kernel has them in
+/// memory (`MKDEV`).
+pub fn numbers(device: &Path) -> Vec<u64> {
+    let mut found = Vec::new();
+    let name = fs::canonicalize(device).ok();
+    if let Some(name) = name.as_deref().and_then(Path::file_name) {
+        collect(&Path::new("/sys/class/block").join(name), DEPTH, &mut found);
+    }
+    let nodes = found.clone();
+    for mount in mounts().iter().filter(|mount| mount.source.starts_with("/dev")) {
+        // A file system such as btrfs has a number of its own.
+        let source = fs::metadata(&mount.source).map(|meta| meta.rdev());
+        let is_on = source.is_ok_and(|number| nodes.contains(&kernel(number)));
+        let (major, minor) = mount.device;
+        let number = kernel(rustix::fs::makedev(major, minor));
+        if is_on && !found.contains(&number) {
+            found.push(number);
+        }
+    }
+    found
+}
+
+fn collect(dir: &Path, depth: u32, found: &mut Vec<u64>) {
+    let number = fs::read_to_string(dir.join("dev")).ok().and_then(|text| parse(&text));
+    let Some(number) = number.filter(|number| depth > 0 && !found.contains(number)) else { return };
+    found.push(number);
+    let entries = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten();
+    let partitions = entries(dir.to_owned()).map(|entry| entry.path());
+    for partition in partitions.filter(|path| path.join("partition").exists()) {
+        collect(&partition, depth - 1, found);
+    }
+    for holder in entries(dir.join("holders")) {
+        collect(&Path::new("/sys/class/block").join(holder.file_name()), depth - 1, found);
+    }
+}
+
+fn parse(text: &str) -> Option<u64> {
+    let (major, minor) = text.trim().split_once(':')?;
+    Some(kernel(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?)))
+}
+
+/// A device number as the kernel has it in memory: 12 bits of major, 20 of minor number.
+pub fn kernel(number: u64) -> u64 {
+    u64::from(rustix::fs::major(number)) << 20 | u64::from(rustix::fs::minor(number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_those_of_the_kernel() {
+        assert_eq!(parse("259:1048575\n"), Some(259 << 20 | 1_048_575));
+        assert_eq!(parse("7"), None);
+        assert!(numbers(Path::new("/dev/null")).is_empty(), "no block device");
+    }
+}
