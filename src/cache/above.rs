@@ -20,7 +20,7 @@ const BLOCK_BITS: u32 = 40;
 const REGION_BITS: u32 = 10;
 const REGIONS: usize = if cfg!(shuttle) { 2 } else { 4096 };
 /// Most hints: the schedule explorer looks at each.
-const HINTS: usize = if cfg!(shuttle) { 2 * WAYS } else { usize::MAX };
+const HINTS: usize = if cfg!(shuttle) { 2 * WAYS } else { 1 << 32 };
 /// A region is read past the page cache when its counter has this value; what a block that was
 /// asked for again counts, while the page cache was to have it. One that is dropped there counts
 /// one less.
@@ -82,7 +82,7 @@ impl Above {
 
     fn ways(&self, seal: Seal) -> &[AtomicU64] {
         let sets = (self.hints.len() / WAYS) as u64;
-        let set = ((seal.bits() & u64::from(u32::MAX)) * sets >> 32) as usize;
+        let set = (((seal.bits() & u64::from(u32::MAX)) * sets) >> 32) as usize;
         self.hints.get(set * WAYS..(set + 1) * WAYS).unwrap_or_default()
     }
 

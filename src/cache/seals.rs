@@ -67,7 +67,7 @@ impl Seals {
 
     fn ways(&self, key: u32) -> std::ops::Range<usize> {
         let sets = self.keys.len() / WAYS;
-        let set = (u64::from(spread(key)) * sets as u64 >> 32) as usize;
+        let set = ((u64::from(spread(key)) * sets as u64) >> 32) as usize;
         set * WAYS..(set + 1) * WAYS
     }
 

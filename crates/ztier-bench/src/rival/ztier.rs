@@ -76,7 +76,8 @@ impl Up {
     }
 
     /// `ztier up NAME --backing DEV --ram-limit LIMIT`, with `log` in front of it if given, in the
-    /// control group whose file for process ids is `join`.
+    /// control group whose file for process ids is `join`. The cache has what the page cache has
+    /// dropped, if it is to be `exclusive`.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -84,12 +85,16 @@ impl Up {
         backing: &Path,
         limit: &str,
         log: Option<&Path>,
+        exclusive: bool,
         join: Option<&Path>,
     ) -> Result<Self> {
         let backing = backing.to_string_lossy();
         let mut args = vec!["--backing", &backing, "--ram-limit", limit, "--export", "auto"];
         let log = log.map(Path::to_string_lossy);
         args.extend(log.iter().flat_map(|log| ["--log", log]));
+        if exclusive {
+            args.extend(["--exclusive", "on"]);
+        }
         Self::within(join, &args)
     }
 

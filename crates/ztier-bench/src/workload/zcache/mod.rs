@@ -232,6 +232,18 @@ fn rows(
     }
 }
 
+/// The target of an exclusive cache: of data that shrinks to half, where an inclusive one loses.
+fn exclusive_goal(suffix: &str, test: usize) -> Target {
+    match (suffix, TESTS[test]) {
+        ("_2to1", "random read") => Target::AtLeast(1.5),
+        ("_2to1", "stride read") => Target::AtLeast(1.3),
+        // Rewriting one record asks no disk.
+        (_, "record rewrite") => Target::None,
+        ("_2to1", _) => Target::AtLeast(0.95),
+        _ => Target::None,
+    }
+}
+
 /// Ratios of means, of each system with ztier to the one without.
 fn ratios(report: &mut Report, found: &[Found], suffix: &str, goal: impl Fn(usize) -> Target) {
     let Some((bare, rest)) = found.split_first() else { return };
@@ -242,6 +254,7 @@ fn ratios(report: &mut Report, found: &[Found], suffix: &str, goal: impl Fn(usiz
             let (log, goal) = match ours.system {
                 System::Log if test == RANDOM_WRITE => ("_with_log", Target::AtLeast(LOG_GOAL)),
                 System::Log => ("_with_log", Target::None),
+                System::Exclusive => ("_exclusive", exclusive_goal(suffix, test)),
                 _ => ("", goal(test)),
             };
             report.ratio(&format!("{word}{log}{suffix}"), ratio, goal);

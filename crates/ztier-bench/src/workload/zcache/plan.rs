@@ -133,7 +133,7 @@ impl Choice {
             runs: self.runs.unwrap_or(1),
             real: Slow::Real(REAL_DIR.into(), self.bandwidth),
             sections,
-            systems: or(&self.systems, &[System::Cache, System::Log]),
+            systems: or(&self.systems, &[System::Cache, System::Exclusive, System::Log]),
             data: or(&self.data, &[Kind::Iozone, Kind::Ratio(2.0)]),
         }
     }
@@ -234,15 +234,15 @@ mod tests {
     fn plans_are_as_large_as_they_should_be() {
         let plan = |choice: Choice| choice.plan();
         let quick = plan(Choice { quick: true, ..Choice::default() });
-        assert_eq!((quick.memory >> 20, quick.series()), (128, 5));
+        assert_eq!((quick.memory >> 20, quick.series()), (128, 7));
         let full = plan(Choice { full: true, ..Choice::default() });
         assert_eq!((full.memory, full.small_memory), (1 << 30, 1 << 30));
         assert_eq!((full.records[0], full.records[12], full.records.len()), (4096, 16 << 20, 13));
-        assert_eq!(full.series(), 5 * 13 + 2 * 4 + 2 * 4 + 5 * 4);
+        assert_eq!(full.series(), 7 * 13 + 2 * 4 + 2 * 4 + 5 * 4);
         let usual = plan(Choice::default());
         assert_eq!((usual.memory, usual.small_memory), (1 << 30, 128 << 20));
         assert_eq!((usual.records.len(), &usual.other_records[..]), (13, &[1 << 20][..]));
-        assert_eq!(usual.series(), 3 * 13 + 2 + 2 + 2 + 5);
+        assert_eq!(usual.series(), 4 * 13 + 3 + 2 + 2 + 5);
         assert_eq!(usual.sample(usual.memory), 4096);
     }
 }

@@ -11,13 +11,14 @@ use crate::rival::Disk as _;
 use crate::rival::ext4::Ext4;
 use crate::rival::ztier::Up;
 use crate::sys::dirty::Dirty;
+use crate::sys::interrupt;
 use crate::workload::iozone::{Figure, Place, Series, in_child};
 use crate::workload::log::Source;
 use crate::workload::scan::limit::Limit;
 use clap::ValueEnum;
 use rustix::thread::CapabilitySet;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use ztier::error::{Context as _, Error, Result};
 use ztier::log::Options;
 use ztier::system::reclaim;
@@ -34,7 +35,9 @@ pub enum System {
     Bare,
     /// A read cache.
     Cache,
-    /// The same behind a log on a fast disk.
+    /// A read cache that has what the page cache has dropped.
+    Exclusive,
+    /// A read cache behind a log on a fast disk.
     Log,
 }
 
@@ -44,6 +47,7 @@ impl System {
         match self {
             Self::Bare => "without ztier",
             Self::Cache => "with ztier",
+            Self::Exclusive => "with ztier, exclusive",
             Self::Log => "with ztier and a log",
         }
     }
@@ -92,7 +96,7 @@ impl Shape {
     fn more(&self, system: System) -> u64 {
         match system {
             System::Bare => 0,
-            System::Cache => self.pool(),
+            System::Cache | System::Exclusive => self.pool(),
             System::Log => self.pool() + Options::default().memory.min(self.log() / 8),
         }
     }
@@ -148,9 +152,13 @@ impl Lane {
             _ => {
                 let log = log.as_ref().and_then(Source::path);
                 let join = serves_inside().then(|| group.join());
-                Some(Up::cached(disk.path(), &shape.pool().to_string(), log, join.as_deref())?)
+                let (pool, exclusive) = (shape.pool().to_string(), system == System::Exclusive);
+                Some(Up::cached(disk.path(), &pool, log, exclusive, join.as_deref())?)
             }
         };
+        if let Some(up) = up.as_ref().filter(|_| system == System::Exclusive) {
+            wait_until_exclusive(up)?;
+        }
         let device = up.as_ref().map_or(disk.path(), |up| up.path());
         let dirty = Dirty::limited(device, shape.group())?;
         let fs = Ext4::new(device)?;
@@ -168,6 +176,22 @@ impl Lane {
         let (limit, used) = (field("limit_bytes")?, field("used_bytes")?);
         Ok(Some(Pool { limit, holds: field("original_bytes")?, used }))
     }
+}
+
+/// Waits until the cache of a volume has what the page cache drops.
+fn wait_until_exclusive(up: &Up) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < end {
+        let status = up.status()?;
+        if let Some(why) = status["stats"]["not_exclusive"].as_str() {
+            return Err(Error::failure(format!("no exclusive cache: {why}")));
+        }
+        if status["stats"]["cache"]["exclusive"] == true {
+            return Ok(());
+        }
+        interrupt::sleep(Duration::from_millis(50))?;
+    }
+    Err(Error::failure("the cache does not become exclusive"))
 }
 
 impl Machine {
