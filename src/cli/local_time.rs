@@ -10,6 +10,11 @@ pub fn moment(tz: &TimeZone, unix_ms: u64) -> String {
     format(tz, unix_ms, "%Y-%m-%d %H:%M:%S")
 }
 
+/// Seconds since 1970 as `10:54:02`.
+pub fn of_day(tz: &TimeZone, unix_s: u64) -> String {
+    format(tz, unix_s.saturating_mul(1000), "%H:%M:%S")
+}
+
 fn format(tz: &TimeZone, unix_ms: u64, how: &str) -> String {
     let moment = i64::try_from(unix_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
     moment
@@ -34,6 +39,7 @@ mod tests {
         assert_eq!(moment(&TimeZone::UTC, ms), "2026-11-29 10:54:02");
         let east = TimeZone::fixed(jiff::tz::offset(2));
         assert_eq!(moment(&east, ms), "2026-11-29 12:54:02");
+        assert_eq!(of_day(&east, ms / 1000), "12:54:02");
         assert_eq!(moment(&east, u64::MAX), "-");
     }
 }

@@ -156,7 +156,7 @@ const PAGES: &[Page] = &[
             ("One sample, for scripts:", "ztier top --once --json"),
         ],
         files: &[RUN],
-        environment: &[RUN_VARIABLE, SCREEN],
+        environment: &[RUN_VARIABLE, SCREEN, ZONE],
     },
     Page {
         command: "events",

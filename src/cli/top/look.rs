@@ -57,6 +57,25 @@ impl Look {
         line
     }
 
+    /// The last `columns` of `values` as a sparkline, the newest at the right, the largest as high
+    /// as a line is. What is above 0 is seen.
+    pub fn sparkline(
+        &self,
+        columns: usize,
+        values: impl DoubleEndedIterator<Item = f64>,
+    ) -> String {
+        let levels = if self.unicode { " ▁▂▃▄▅▆▇█" } else { " ..:-=+*#" };
+        let levels: Vec<char> = levels.chars().collect();
+        let mut shown: Vec<f64> = values.rev().take(columns).collect();
+        shown.resize(columns, 0.0);
+        let most = shown.iter().copied().fold(0.0, f64::max);
+        let level = |value: f64| match value > 0.0 {
+            true => (value / most * 8.0).ceil().clamp(1.0, 8.0) as usize,
+            false => 0,
+        };
+        shown.iter().rev().map(|value| levels[level(*value)]).collect()
+    }
+
     /// A latency: three digits and a unit.
     pub fn latency(&self, ns: Option<u64>) -> String {
         let Some(ns) = ns else { return "-".into() };
