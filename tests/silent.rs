@@ -29,7 +29,7 @@ const UP: [&str; 6] = ["up", "vol", "--size", "64M", "--export", "nbd"];
 /// Concurrent connections, far more than the places of a server.
 const MANY: usize = 300;
 /// Threads in addition to those of an idle daemon: one for each place of its control socket.
-const THREADS_MORE: usize = 16;
+const THREADS_MORE: usize = 20;
 
 /// Bytes that a client of the control socket sends before it falls silent.
 const BEGINNINGS: [&[u8]; 5] = [
