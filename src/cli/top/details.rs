@@ -8,7 +8,7 @@ use super::slow;
 use super::state::{Flow, Moment, Rates, Row};
 use crate::BLOCK_SIZE;
 use crate::cli::{adapting, output, remedy_for, status};
-use crate::config::size::human;
+use crate::config::size::{human, ratio};
 use crate::control::{Role, Sample};
 use crate::escape::escape;
 use crate::limit::Change;
@@ -255,7 +255,7 @@ impl Teller<'_> {
         if let Some(cache) = stats.cache.filter(|cache| cache.limit_bytes > 0) {
             lines.extend(self.text("hits", &self.hits(&cache)));
         }
-        let compression = self.sample.compression().map(|ratio| format!("{ratio:.2} : 1"));
+        let compression = self.sample.compression().map(ratio);
         let same = stats.blocks_same * BLOCK_SIZE as u64;
         let same = (same > 0).then(|| format!("{} same-filled besides", human(same)));
         let clusters = stats.blocks_clustered * BLOCK_SIZE as u64;

@@ -1,6 +1,7 @@
 //! How the screen may look, and how numbers look on it.
 
 use super::paint::{Line, Style};
+use crate::cli::output;
 
 /// How a screen may look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,10 +15,7 @@ pub struct Look {
 impl Look {
     /// Finds out from the locale whether more than ASCII can be shown.
     pub fn of_environment(colours: bool) -> Self {
-        let set = |name: &&str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(set).unwrap_or_default();
-        let locale = locale.to_ascii_lowercase();
-        Self { colours, unicode: locale.contains("utf-8") || locale.contains("utf8") }
+        Self { colours, unicode: output::has_unicode() }
     }
 
     /// The character that fills a part of a bar.

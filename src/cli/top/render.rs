@@ -9,7 +9,7 @@ use super::look::{Look, bytes, short};
 use super::paint::{Line, Style, cut, width};
 use super::state::{Flow, Order, Rates, Row, State};
 use crate::cli::local_time;
-use crate::config::size::human;
+use crate::config::size::{human, ratio};
 use crate::control::{Role, Sample};
 use crate::escape::escape;
 use crate::stats::Health;
@@ -50,8 +50,7 @@ const WRITTEN: Column = column("WB/s", 6, |_, r, _| of(r, |r| &r.write, |f| byte
 const P50: Column = column("p50", 6, |_, r, look| look.latency(r.and_then(|r| r.p50_ns)));
 const P99: Column = column("p99", 6, |_, r, look| look.latency(r.and_then(|r| r.p99_ns)));
 const MEMORY: Column = column("MEM", 5, |s, _, _| bytes(s.stats.mem_used_bytes as f64));
-const RATIO: Column =
-    column("RATIO", 5, |s, _, _| s.compression().map_or("-".into(), |ratio| format!("{ratio:.2}")));
+const RATIO: Column = column("RATIO", 5, |s, _, _| s.compression().map_or("-".into(), ratio));
 
 const DEPTH: Column =
     column("QD", 5, |_, r, _| r.map_or("-".into(), |rates| short(rates.queue_depth)));
