@@ -306,6 +306,22 @@ fn a_program_gets_each_event_and_none_of_the_daemon_s_privileges() {
 }
 
 #[test]
+fn a_program_alone_is_enough_to_notice_a_full_volume() {
+    let sandbox = Sandbox::new();
+    let (program, path) = program(&sandbox, "");
+    let program = program.to_str().unwrap();
+    let up = ["up", "v", "--size", "64M", "--ram-limit", "20M", "--export", "nbd"];
+    sandbox.ztier(&[&up[..], &["--on-event", program]].concat()).ok();
+    let mut disk = Disk::open(&sandbox.run_dir().join("v.nbd"), "v");
+    let mut noise = vec![0; 1 << 20];
+    for at in 0..40 {
+        File::open("/dev/urandom").unwrap().read_exact(&mut noise).unwrap();
+        disk.write_error(at << 20, &noise);
+    }
+    eventually("it is told", || told(&path).iter().any(|cells| cells[1] == "full"));
+}
+
+#[test]
 fn a_slow_program_delays_nothing_and_gets_the_number_of_what_it_missed() {
     let sandbox = Sandbox::new();
     let (program, path) = program(&sandbox, "sleep 0.5; exit 3");

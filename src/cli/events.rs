@@ -341,6 +341,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn daemons_that_refuse_are_told_from_those_that_hang_up() {
+        // What daemons before these events answer.
+        let old = Error::failure("a control message is not understood: unknown variant `events`");
+        let told = refusal("v", old).map(|e| e.to_string()).unwrap_or_default();
+        assert!(told.contains("an older ztier without events; `ztier restart v`"), "{told}");
+        assert!(refusal("v", Error::busy("4 requests like this one")).is_some());
+        assert!(refusal("v", Error::failure("the daemon hung up")).is_none());
+    }
+
+    #[test]
     fn ages() {
         assert_eq!(age("90s"), Ok(Duration::from_secs(90)));
         assert_eq!(age("2h"), Ok(Duration::from_secs(7200)));

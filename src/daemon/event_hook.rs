@@ -34,7 +34,7 @@ impl EventHook {
     /// The thread cannot be started.
     pub fn start(program: PathBuf, history: &Arc<History>) -> Result<Self> {
         let stops = Arc::new(AtomicBool::new(false));
-        let (theirs, history) = (Arc::clone(&stops), Arc::clone(history));
+        let (theirs, read, history) = (Arc::clone(&stops), history, Arc::clone(history));
         let work = move || {
             let stops = || theirs.load(Ordering::Acquire);
             let mut seen = 0;
@@ -46,7 +46,9 @@ impl EventHook {
             }
         };
         let thread = std::thread::Builder::new().name("ztier-on-event".into()).spawn(work);
-        Ok(Self { stops, thread: thread.context("cannot start a thread")? })
+        let thread = thread.context("cannot start a thread")?;
+        read.read_always();
+        Ok(Self { stops, thread })
     }
 
     /// Runs the program for the events until the end, which the history has. It is killed if that

@@ -35,8 +35,10 @@ struct Kept {
     /// The number of the last event, from 1.
     last: u64,
     closed: bool,
-    /// Readers whose answer is not sent yet, and threads that read all the time.
+    /// Readers whose answer is not sent yet.
     readers: usize,
+    /// Whether a thread reads all the time.
+    always: bool,
     /// When the last reader had its answer.
     read: Option<Instant>,
 }
@@ -93,10 +95,15 @@ impl History {
         Reader(Arc::clone(self))
     }
 
+    /// From now on a thread reads all the time.
+    pub fn read_always(&self) {
+        self.kept.lock().always = true;
+    }
+
     /// Whether events are read, so that it pays to look for them.
     pub fn is_read(&self) -> bool {
         let kept = self.kept.lock();
-        kept.readers > 0 || kept.read.is_some_and(|read| read.elapsed() < AGAIN)
+        kept.always || kept.readers > 0 || kept.read.is_some_and(|read| read.elapsed() < AGAIN)
     }
 
     /// The events after those that the caller has seen, at most [`MOST`] of them.
@@ -223,6 +230,9 @@ mod tests {
         });
         assert!(!history.wait(1, soon()), "nothing follows the end");
         assert_eq!(texts(&history.after(&Since::default())), ["end"]);
+        let other = History::new("v");
+        other.read_always();
+        assert!(other.is_read());
         // A reader that never takes its answer does not hold the end up.
         let _stays = history.reader();
         history.close("end");
