@@ -30,7 +30,7 @@ const UP: [&str; 6] = ["up", "vol", "--size", "64M", "--export", "nbd"];
 const MANY: usize = 300;
 /// Threads in addition to those of an idle daemon: one for each place of its control socket, and
 /// as many that have given their place back and are about to end.
-const THREADS_MORE: usize = 32;
+const THREADS_MORE: usize = 40;
 
 /// Bytes that a client of the control socket sends before it falls silent.
 const BEGINNINGS: [&[u8]; 5] = [

@@ -53,7 +53,7 @@ fn swap_is_no_larger_than_what_memory_holds() {
     let Some(device) = up(&sandbox, &name, "128M") else { return };
     sandbox.ztier(&["set", &name, "ram-limit=24M", "recompress=off"]).ok();
     let done = swapon(&sandbox, &name, &[]);
-    let said = "swap is 72 MiB of its 128 MiB: what 24 MiB of memory hold at 3.0 : 1, which is";
+    let said = "swap is 72 MiB of its 128 MiB: what 24 MiB of memory hold at 3.00x, which is";
     assert!(done.err.contains(said), "{done:?}");
     sandbox.ztier(&["swapoff", &name]).ok();
     // Data that compresses to half.

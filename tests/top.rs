@@ -81,6 +81,9 @@ fn volumes_are_shown_chosen_and_put_in_order() {
         shows(&pty, "/s  p50 ");
         end.store(true, Ordering::Relaxed);
     });
+    // Throughput of the last intervals, and the load.
+    shows(&pty, "throughput ");
+    shows(&pty, "queue depth ");
     pty.press(b"j");
     shows(&pty, "── wc: 64 MiB write cache");
     shows(&pty, "backing");
@@ -116,6 +119,49 @@ fn volumes_are_shown_chosen_and_put_in_order() {
     eventually("the terminal is given back", || !pty.is_taken());
     assert_eq!(pty.modes(), before);
     sandbox.ztier(&["restart", "wc"]).ok();
+}
+
+#[test]
+fn help_and_the_interval_are_a_key_away() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&["up", "ram", "--size", "64M", "--export", "nbd"]).ok();
+    let mut pty = Pty::new(24, 80);
+    let mut command = sandbox.command(&["top", "--interval", "0.4"]);
+    // A zone without summer time, 9 hours east.
+    command.env_remove("NO_COLOR").env("TZ", "JST-9");
+    let mut top = Guard(pty.spawn(&command));
+    shows(&pty, "every 0.4 s  ");
+    pty.press(b"+");
+    shows(&pty, "every 0.8 s  ");
+    pty.press(b"---");
+    shows(&pty, "every 0.1 s  ");
+    let clock = || {
+        let line = pty.text().lines().next().unwrap_or_default().to_owned();
+        let hour: u64 = line.rsplit("  ").next()?.split(':').next()?.parse().ok()?;
+        Some(hour)
+    };
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let hour = |seconds: u64| seconds / 3600 % 24;
+    let there = now.as_secs() + 9 * 3600;
+    assert!([hour(there), hour(there + 60)].contains(&clock().unwrap()), "{}", pty.text());
+    pty.press(b"?");
+    shows(&pty, "latency that half, 99 of 100 reads and writes did not exceed");
+    shows(&pty, "any key goes back");
+    assert!(!pty.text().contains("── ram: "));
+    pty.resize(30, 100);
+    shows(&pty, "any key goes back");
+    pty.press(b"j");
+    shows(&pty, "── ram: ");
+    shows(&pty, " QD BUSY ");
+    // A daemon that dies is shown in colour, with the whole remedy.
+    pty.resize(24, 80);
+    sandbox.kill("ram");
+    shows(&pty, "goes on with its data");
+    assert!(pty.has_colours());
+    pty.press(b"?");
+    pty.press(b"q");
+    assert_eq!(wait(&mut top.0), 0);
+    eventually("the terminal is given back", || !pty.is_taken());
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! `ztier doctor`: what works on this machine, why not, and how to get it.
 //!
-//! Invariant: it only looks, and changes nothing on the machine; in a store it makes objects, and
-//! removes them.
+//! Invariants: it only looks, and changes nothing on the machine; in a store it makes objects, and
+//! removes them. No line is wider than 80 columns, unless a word is.
 
 use super::output;
 use crate::config::machine;
 use crate::config::size::human;
 use crate::device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::system::reclaim;
 use clap::{Args, ValueHint};
 use rustix::process::{Resource, getrlimit};
@@ -17,6 +17,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Say which exports and features work on this machine, and how to get the others
+///
+/// Ends with status 6 if no block device works here.
 #[derive(Args)]
 pub struct Doctor {
     /// A store, file:///DIR or s3://BUCKET/PREFIX: race writers in it, and say whether a volume
@@ -27,6 +29,12 @@ pub struct Doctor {
     #[arg(long)]
     json: bool,
 }
+
+/// How checks of exports begin, and the exports that are block devices.
+const EXPORT: &str = "export ";
+const DEVICES: [&str; 2] = ["export ublk", "export fuse"];
+/// The first check that is about no export of ours.
+const FIRST_OF_REST: &str = "kernel NBD client";
 
 /// One check and its result.
 #[derive(Debug, Serialize)]
@@ -86,19 +94,68 @@ impl Doctor {
         if self.json {
             return output::json(&report);
         }
-        let rows: Vec<Vec<String>> = report
-            .checks
-            .iter()
-            .map(|check| {
-                let works = if check.works { "yes" } else { "no" };
-                vec![check.what.clone(), works.into(), check.found.clone(), check.hint.clone()]
-            })
-            .collect();
-        output::print(&format!(
-            "{}\n--export auto takes {} here\n",
-            output::table(&["WHAT", "WORKS", "FOUND", "TO GET IT"], &rows),
-            report.export
-        ))
+        output::print(&report.text(output::has_unicode()))?;
+        report.result()
+    }
+}
+
+impl Report {
+    /// A block for each export, with what it needs, and one for the rest.
+    fn text(&self, unicode: bool) -> String {
+        let mut out = String::new();
+        for (n, block) in self.checks.chunk_by(|_, next| !next.is_head()).enumerate() {
+            if n > 0 {
+                out.push('\n');
+            }
+            if block[0].what == FIRST_OF_REST {
+                out.push_str("this machine\n");
+            }
+            for check in block {
+                check.write(&mut out, unicode);
+            }
+        }
+        let export = self.export;
+        out + &format!("\n--export auto takes {export} here\n")
+    }
+
+    /// # Errors
+    /// No export that is a block device works.
+    fn result(&self) -> Result<()> {
+        let is_device = |check: &&Check| DEVICES.contains(&check.what.as_str());
+        if self.checks.iter().filter(is_device).any(|check| check.works) {
+            return Ok(());
+        }
+        Err(Error::degraded("no block device works here")
+            .hint("see above what ublk and FUSE need, or use --export nbd"))
+    }
+}
+
+impl Check {
+    /// Whether a block begins with it.
+    fn is_head(&self) -> bool {
+        self.what.starts_with(EXPORT) || self.what == FIRST_OF_REST
+    }
+
+    /// Writes its lines: what there is, and below it what to do.
+    fn write(&self, out: &mut String, unicode: bool) {
+        let mark = match (self.works, unicode) {
+            (true, true) => "✓",
+            (false, true) => "✗",
+            (true, false) => "yes",
+            (false, false) => "no ",
+        };
+        let depth = if self.what.starts_with(EXPORT) { 0 } else { 2 };
+        let indent = " ".repeat(depth);
+        let Self { what, found, hint, .. } = self;
+        let line = output::wrapped(&format!("{indent}{mark} {what}: {found}"), depth + 4);
+        out.push_str(&line);
+        out.push('\n');
+        if !hint.is_empty() {
+            let inside = " ".repeat(depth + 4);
+            let line = output::wrapped(&format!("{inside}{hint}"), depth + 4);
+            out.push_str(&line);
+            out.push('\n');
+        }
     }
 }
 
@@ -129,7 +186,7 @@ fn checks() -> Vec<Check> {
     ));
     checks.extend([
         Check::new(
-            "kernel NBD client",
+            FIRST_OF_REST,
             nbd_client(),
             "modprobe nbd, then `nbd-client -unix SOCKET /dev/nbd0` makes a block device of NBD",
         ),
@@ -235,5 +292,54 @@ fn swap() -> std::result::Result<String, String> {
     match areas[..] {
         [] => Ok("none: memory is never swapped out".into()),
         _ => Ok(areas.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn report(fuse: bool) -> Report {
+        let check = |what: &str, works: bool| {
+            let found = if works { Ok("works".to_owned()) } else { Err("is not there ".repeat(9)) };
+            Check::new(what, found, "modprobe it, or take another kernel that has it built in")
+        };
+        let checks = vec![
+            check("export nbd", true),
+            check("export ublk", false),
+            check("ublk driver", false),
+            check("export fuse", fuse),
+            check("/dev/fuse", fuse),
+            check(FIRST_OF_REST, true),
+            check("io_uring", true),
+        ];
+        Report { export: if fuse { "fuse" } else { "nbd" }, checks }
+    }
+
+    #[test]
+    fn a_block_an_export_within_80_columns() {
+        let text = report(true).text(true);
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        let blocks: Vec<&str> = text.split("\n\n").collect();
+        assert_eq!(blocks.len(), 5, "{text}");
+        assert_eq!(blocks[0], "✓ export nbd: works");
+        assert!(blocks[1].starts_with("✗ export ublk: is not there is not there"), "{text}");
+        assert!(blocks[1].contains("\n  ✗ ublk driver: is not there"), "{text}");
+        assert!(
+            blocks[1].ends_with("\n      modprobe it, or take another kernel that has it built in")
+        );
+        assert_eq!(blocks[2], "✓ export fuse: works\n  ✓ /dev/fuse: works");
+        assert_eq!(blocks[3], "this machine\n  ✓ kernel NBD client: works\n  ✓ io_uring: works");
+        let ascii = report(true).text(false);
+        assert!(ascii.is_ascii() && ascii.contains("no  export ublk: "), "{ascii}");
+    }
+
+    #[test]
+    fn without_a_block_device_the_status_says_so() {
+        assert!(report(true).result().is_ok());
+        let none = report(false).result().unwrap_err();
+        assert_eq!(none.exit_status(), 6);
+        assert!(none.to_string().contains("no block device works here"), "{none}");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::output;
 use super::sampler::{Sources, Trial};
-use crate::config::size::human;
+use crate::config::size::{human, ratio};
 use crate::device::Algorithm;
 use crate::error::{Error, Result};
 use clap::{Args, ValueHint};
@@ -112,12 +112,7 @@ fn print(report: &Report) -> Result<()> {
         .iter()
         .map(|p| {
             let name = if p.algorithm == Algorithm::Lz4 { "lz4" } else { "zstd" };
-            vec![
-                name.into(),
-                human(p.memory_bytes),
-                format!("{:.2}", p.ratio),
-                percent(p.raw_share),
-            ]
+            vec![name.into(), human(p.memory_bytes), ratio(p.ratio), percent(p.raw_share)]
         })
         .collect();
     text.push('\n');

@@ -53,6 +53,7 @@ const BUCKETS: &[Pair] = &[
     ),
     ("AWS_REGION, AWS_ENDPOINT_URL", "Where its bucket is."),
 ];
+const ZONE: &[Pair] = &[("TZ", "The time zone of times that are shown.")];
 const SCREEN: &[Pair] = &[
     ("NO_COLOR", "If it is set, the screen has no colours."),
     ("COLUMNS", "The width of a look that is printed."),
@@ -155,7 +156,17 @@ const PAGES: &[Page] = &[
             ("One sample, for scripts:", "ztier top --once --json"),
         ],
         files: &[RUN],
-        environment: &[RUN_VARIABLE, SCREEN],
+        environment: &[RUN_VARIABLE, SCREEN, ZONE],
+    },
+    Page {
+        command: "events",
+        examples: &[
+            ("All volumes, until interrupted:", "ztier events"),
+            ("What has happened to one in the last day:", "ztier events data --once --since 1d"),
+            ("For a program, a line of JSON each:", "ztier events --json"),
+        ],
+        files: &[RUN],
+        environment: &[RUN_VARIABLE, ZONE],
     },
     Page {
         command: "metrics",

@@ -12,8 +12,10 @@ mod down;
 mod drain;
 mod ensure;
 mod estimate;
+mod events;
 mod files;
 mod list;
+mod local_time;
 mod log;
 mod manual;
 mod metrics;
@@ -68,6 +70,7 @@ enum Command {
     Status(status::Status),
     Stats(stats::Stats),
     Top(top::Top),
+    Events(events::Events),
     Metrics(metrics::Metrics),
     Set(set::Set),
     Swapon(swap::On),
@@ -168,6 +171,7 @@ pub fn main() -> ExitCode {
         Command::Status(status) => status.run(),
         Command::Stats(stats) => stats.run(),
         Command::Top(top) => top.run(),
+        Command::Events(events) => events.run(),
         Command::Metrics(metrics) => metrics.run(),
         Command::Set(set) => set.run(),
         Command::Swapon(on) => on.run(),

@@ -4,16 +4,26 @@
 
 use crate::error::{Context, Result};
 use crate::escape::{escape, escape_json, escape_lines};
+use anstyle::Style;
+use rustix::termios::tcgetwinsize;
 use serde::Serialize;
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 
 /// Prints lines of text to standard output. A reader that has gone (`| head`) is not an error.
 ///
 /// # Errors
 /// When it can't be written, for example because the disk is full.
 pub fn print(text: &str) -> Result<()> {
+    print_styled(&escape_lines(text))
+}
+
+/// As [`print`], for text of [`styled_table`], whose cells are escaped already.
+///
+/// # Errors
+/// As [`print`].
+pub fn print_styled(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    match out.write_all(escape_lines(text).as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
         done => done.context("cannot write the result"),
     }
@@ -45,6 +55,15 @@ pub fn remark(line: &str) {
 /// `rows` in columns, two spaces apart. Columns whose heading in `head` ends with `>` are
 /// right-aligned.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    styled_table(head, rows, &|_, _| Style::new())
+}
+
+/// As [`table`], with the style of the cell in a row and a column.
+pub fn styled_table(
+    head: &[&str],
+    rows: &[Vec<String>],
+    style: &dyn Fn(usize, usize) -> Style,
+) -> String {
     let titles = head.iter().map(|title| title.trim_end_matches('>').to_owned()).collect();
     let escaped: Vec<Vec<String>> =
         rows.iter().map(|row| row.iter().map(|cell| escape(cell).into_owned()).collect()).collect();
@@ -54,14 +73,13 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     };
     let widths: Vec<usize> = (0..head.len()).map(|column| width(column).unwrap_or(0)).collect();
     let mut out = String::new();
-    for row in all {
+    for (n, row) in all.iter().enumerate() {
         let mut line = String::new();
-        for ((cell, width), title) in row.iter().zip(&widths).zip(head) {
-            let cell = if title.ends_with('>') {
-                format!("{cell:>width$}")
-            } else {
-                format!("{cell:<width$}")
-            };
+        for (column, ((cell, width), title)) in row.iter().zip(&widths).zip(head).enumerate() {
+            let pad = " ".repeat(width - cell.chars().count());
+            let style = n.checked_sub(1).map_or(Style::new(), |row| style(row, column));
+            let cell = format!("{style}{cell}{style:#}");
+            let cell = if title.ends_with('>') { pad + &cell } else { cell + &pad };
             line.push_str(&cell);
             line.push_str("  ");
         }
@@ -69,6 +87,50 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
         out.push('\n');
     }
     out
+}
+
+/// Columns of a text in which words are wrapped.
+const WRAPPED: usize = 80;
+
+/// Words in lines of at most 80 columns; all but the first line begin with `indent` spaces.
+pub fn wrapped(text: &str, indent: usize) -> String {
+    let mut out = String::new();
+    let (mut used, mut begun) = (0, false);
+    for word in escape(text).split_inclusive(' ') {
+        let width = word.trim_end().chars().count();
+        if begun && used + width > WRAPPED {
+            out.truncate(out.trim_end().len());
+            out.push('\n');
+            out.push_str(&" ".repeat(indent));
+            (used, begun) = (indent, false);
+        }
+        out.push_str(word);
+        used += word.chars().count();
+        begun |= width > 0;
+    }
+    out
+}
+
+/// Whether standard output is a terminal that may show colours.
+pub fn has_colours() -> bool {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let able = set("TERM").is_some_and(|term| term != "dumb") && set("NO_COLOR").is_none();
+    able && std::io::stdout().is_terminal()
+}
+
+/// Columns of the terminal that standard output is; `None`: it is none.
+pub fn columns() -> Option<usize> {
+    let out = std::io::stdout();
+    let size = tcgetwinsize(&out).ok().filter(|_| out.is_terminal())?;
+    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
+}
+
+/// Whether the locale has more than ASCII.
+pub fn has_unicode() -> bool {
+    let set = |name: &&str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(set).unwrap_or_default();
+    let locale = locale.to_ascii_lowercase();
+    locale.contains("utf-8") || locale.contains("utf8")
 }
 
 /// `rows` of names and values, the values in one column.
@@ -112,7 +174,23 @@ longer  10 GiB  y
         assert_eq!(table(&["NAME", "SIZE>", "WHERE"], &rows), golden);
         let steers = [vec!["a\nb".to_owned(), "\u{1b}[m".to_owned()]];
         assert_eq!(table(&["X", "Y>"], &steers), "X            Y\na\\nb  \\u{1b}[m\n");
+        let bold = Style::new().bold();
+        let styled = styled_table(&["X", "Y>"], &steers, &|row, column| {
+            if (row, column) == (0, 1) { bold } else { Style::new() }
+        });
+        assert_eq!(styled, "X            Y\na\\nb  \u{1b}[1m\\u{1b}[m\u{1b}[0m\n");
         assert_eq!(pairs(&[("a", "1\r2".into())]), "a  1\\r2\n");
         assert_eq!(pairs(&[("a", "1".into()), ("bcd", "2".into())]), "a    1\nbcd  2\n");
+    }
+
+    #[test]
+    fn words_are_wrapped() {
+        let text = "word ".repeat(40);
+        let lines = wrapped(text.trim_end(), 4);
+        assert!(lines.lines().count() == 3, "{lines}");
+        assert!(lines.lines().all(|line| line.chars().count() <= 80 && line == line.trim_end()));
+        assert!(lines.lines().skip(1).all(|line| line.starts_with("    word")));
+        let long = "x".repeat(100);
+        assert_eq!(wrapped(&format!("a {long} b"), 2), format!("a\n  {long}\n  b"));
     }
 }

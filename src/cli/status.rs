@@ -3,7 +3,7 @@
 use super::{PATIENCE, adapting, check, client, gone, ill, named, output, told};
 use crate::config::log::LogPlan;
 use crate::config::plan::SpillPlan;
-use crate::config::size::{exact, human};
+use crate::config::size::{exact, human, ratio};
 use crate::config::{Paths, Usage};
 use crate::control::{self, Request};
 use crate::daemon::ballast;
@@ -319,8 +319,8 @@ fn cache(stats: &Stats) -> String {
         human(cache.limit_bytes)
     );
     if cache.stored_bytes > 0 {
-        let ratio = cache.original_bytes as f64 / cache.stored_bytes as f64;
-        text += &format!(", 1 : {ratio:.2}");
+        let packed = cache.original_bytes as f64 / cache.stored_bytes as f64;
+        text += &format!(", {}", ratio(packed));
     }
     let asked = cache.hit_blocks + cache.missed_blocks;
     if let Some(percent) = (100 * cache.hit_blocks).checked_div(asked) {
@@ -487,13 +487,13 @@ fn lost(stats: &Stats) -> String {
 
 fn stored(stats: &Stats) -> String {
     let data = stats.orig_data_bytes + stats.blocks_same * crate::BLOCK_SIZE as u64;
-    let ratio = match stats.mem_used_bytes {
+    let times = match stats.mem_used_bytes {
         used if used > 0 && data > 0 => {
-            format!(", {:.2} × its memory", data as f64 / used as f64)
+            format!(", {} its memory", ratio(data as f64 / used as f64))
         }
         _ => String::new(),
     };
-    format!("{} ({} as payload{ratio})", human(data), human(stats.compr_data_bytes))
+    format!("{} ({} as payload{times})", human(data), human(stats.compr_data_bytes))
 }
 
 pub(super) fn errors(stats: &Stats) -> String {

@@ -6,10 +6,12 @@
 mod details;
 #[cfg(test)]
 mod golden;
+mod help;
 mod keys;
 mod look;
 mod paint;
 mod render;
+mod slow;
 mod state;
 mod terminal;
 
@@ -19,6 +21,7 @@ use crate::daemon::survey::Survey;
 use crate::error::{Context, Result};
 use crate::stats::time;
 use clap::Args;
+use jiff::tz::TimeZone;
 use keys::{Key, Keys};
 use look::Look;
 use render::Size;
@@ -37,7 +40,8 @@ const INTERVALS: (f64, f64) = (0.1, 3600.0);
 #[derive(Args)]
 #[command(
     after_help = "Keys: q ends, arrows or j and k choose the volume whose details are below, \
-                        s changes the order, Ctrl-L draws all anew."
+                        s changes the order, + and - the interval, ? shows \
+                        all keys and columns."
 )]
 pub struct Top {
     /// Seconds between two samples
@@ -76,7 +80,7 @@ impl Top {
 
     /// Prints looks one after the other.
     fn print(&self, mut survey: Survey) -> Result<()> {
-        let mut state = State::default();
+        let mut state = State::in_zone(TimeZone::system());
         let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
         let size = Size { columns: columns.unwrap_or(80), rows: None };
         let look = Look::of_environment(false);
@@ -105,11 +109,12 @@ impl Top {
             signals,
             terminal,
             look,
-            state: State::default(),
+            state: State::in_zone(TimeZone::system()),
             keys: Keys::default(),
+            interval: self.interval,
             looks: 0,
         };
-        let ended = watch.run(self.interval, self.count);
+        let ended = watch.run(self.count);
         drop(watch); // gives the terminal back before an error is printed
         ended
     }
@@ -123,11 +128,12 @@ struct Watch<'a> {
     look: &'a Look,
     state: State,
     keys: Keys,
+    interval: Duration,
     looks: u64,
 }
 
 impl Watch<'_> {
-    fn run(&mut self, interval: Duration, count: Option<u64>) -> Result<()> {
+    fn run(&mut self, count: Option<u64>) -> Result<()> {
         let mut next = Instant::now();
         let mut asking = false;
         loop {
@@ -137,7 +143,7 @@ impl Watch<'_> {
                 self.survey.ask()?;
                 // Looks that were missed, for example while this process was stopped, are not made
                 // up for.
-                next = (next + interval).max(now + interval / 2);
+                next = (next + self.interval).max(now + self.interval / 2);
                 asking = true;
             }
             if asking && self.survey.waits(PATIENCE).is_none() {
@@ -153,6 +159,8 @@ impl Watch<'_> {
             if self.wait(answers.unwrap_or(next).min(next))? {
                 return Ok(());
             }
+            // It may be shorter now.
+            next = next.min(Instant::now() + self.interval);
         }
     }
 
@@ -160,6 +168,7 @@ impl Watch<'_> {
     fn draw(&mut self) -> bool {
         let (columns, rows) = self.terminal.size();
         let size = Size { columns, rows: Some(rows) };
+        self.state.interval = Some(self.interval);
         let lines = render::render(&self.state, size, self.look);
         let lines = lines.iter().map(|line| paint::paint(line, columns, self.look.colours));
         self.terminal.draw(lines.collect()).is_ok()
@@ -185,18 +194,35 @@ impl Watch<'_> {
         if woken.get(1) == Some(&true) {
             let typed = self.terminal.typed();
             for key in self.keys.take(&typed) {
-                match key {
-                    Key::Quit => return Ok(true),
-                    Key::Up => self.state.go(-1),
-                    Key::Down => self.state.go(1),
-                    Key::First => self.state.go(isize::MIN),
-                    Key::Last => self.state.go(isize::MAX),
-                    Key::Sort => self.state.sort(),
-                    Key::Redraw => self.terminal.redraw().context("cannot use the terminal")?,
+                if key == Key::Quit {
+                    return Ok(true);
                 }
+                self.press(key)?;
             }
             return Ok(!self.draw());
         }
         Ok(false)
+    }
+
+    /// Does what a key asks for. Any key leaves the help.
+    fn press(&mut self, key: Key) -> Result<()> {
+        if std::mem::take(&mut self.state.help) {
+            return Ok(());
+        }
+        let seconds = self.interval.as_secs_f64();
+        let every = |seconds: f64| Duration::from_secs_f64(seconds.clamp(INTERVALS.0, INTERVALS.1));
+        match key {
+            Key::Quit => {}
+            Key::Up => self.state.go(-1),
+            Key::Down => self.state.go(1),
+            Key::First => self.state.go(isize::MIN),
+            Key::Last => self.state.go(isize::MAX),
+            Key::Sort => self.state.sort(),
+            Key::Slower => self.interval = every(seconds * 2.0),
+            Key::Faster => self.interval = every(seconds / 2.0),
+            Key::Help => self.state.help = true,
+            Key::Redraw => self.terminal.redraw().context("cannot use the terminal")?,
+        }
+        Ok(())
     }
 }

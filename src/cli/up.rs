@@ -6,7 +6,7 @@ use super::{adapting, ensure, output, sound, status};
 use crate::config::export::Export;
 use crate::config::plan;
 use crate::config::size::{self, exact, human};
-use crate::config::usage::on_full;
+use crate::config::usage::{on_event, on_full};
 use crate::config::{Amount, Paths, Plan, Settings, Usage, machine, name};
 use crate::control::Sample;
 use crate::daemon::{self, Chosen, Found, Ready};
@@ -233,7 +233,8 @@ impl Up {
     /// The settings from the flags; if no flag says what the volume is, completed from its file.
     fn settings(&self, paths: &Paths) -> Result<Settings> {
         let on_full = on_full(self.settings.on_full.as_deref())?;
-        let flags = Settings { on_full, ..self.settings.clone() };
+        let on_event = on_event(self.settings.on_event.as_deref())?;
+        let flags = Settings { on_full, on_event, ..self.settings.clone() };
         if flags.size.is_some() || flags.backing.is_some() || flags.log.is_some() {
             return Ok(flags);
         }

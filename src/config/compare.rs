@@ -109,6 +109,7 @@ impl Settings {
         found.value("sector", self.sector, plan.sector_bytes);
         found.value("threads", self.threads, Some(plan.threads));
         self.compare_export(&plan.export, &mut found)?;
+        found.value("on-event", self.on_event.clone(), plan.on_event.clone());
         self.compare_usage(plan.usage.as_ref(), &mut found)?;
         Ok(found.0)
     }
@@ -238,7 +239,9 @@ mod tests {
         let other = |key: &str| match key {
             "size" | "spill-daily" | "writeback-window" | "ram-min" | "ram-max" => "\"32M\"",
             "ram-limit" => "\"auto\"",
-            "backing" | "log" | "spill" | "socket" | "mount" | "on-full" => "\"/dev/other\"",
+            "backing" | "log" | "spill" | "socket" | "mount" | "on-full" | "on-event" => {
+                "\"/dev/other\""
+            }
             "sync" | "sync-remote" | "writeback" | "exclusive" => "true",
             "max-unsent" => "\"16M,5s\"",
             "segment" => "\"64K\"",

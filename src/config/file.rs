@@ -205,6 +205,7 @@ mod tests {
             ballast: Some(Ballast::Off),
             freed_slots: Some(SlotNews::Off),
             on_full: Some("/bin/true".into()),
+            on_event: Some("/bin/true".into()),
             allow_readable: Some(true),
             log_uuid: Some("0123456789abcdef0123456789abcdef".into()),
             backing_id: Some("0123456789abcdef".into()),

@@ -89,6 +89,9 @@ pub struct Plan {
     /// The program that `ztier run` made the volume for; the volume ends with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<Job>,
+    /// The program that is run for each event of the volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_event: Option<PathBuf>,
 }
 
 /// The spill device of a plan.
@@ -109,10 +112,12 @@ impl Plan {
     /// One line (usage) that names the value, its limit, and what to give instead.
     pub fn resolve(volume: &str, settings: &Settings, kind: Kind, paths: &Paths) -> Result<Self> {
         name::check(volume).map_err(Error::usage)?;
+        let on_event = usage::absolute("on-event", settings.on_event.as_deref())?;
         let plan = match settings.backing.is_some() || settings.log.is_some() {
             true => Self::resolve_logged(volume, settings, kind, paths)?,
             false => Self::resolve_volatile(volume, settings, kind, paths)?,
         };
+        let plan = Self { on_event, ..plan };
         plan.check_memory().map(|()| plan)
     }
 
@@ -158,6 +163,7 @@ impl Plan {
             take_over: false,
             spill,
             job: None,
+            on_event: None,
         })
     }
 
@@ -327,6 +333,7 @@ impl Plan {
             spill: None,
             usage: None,
             job: None,
+            on_event: None,
         })
     }
 
@@ -365,6 +372,7 @@ impl Plan {
             spill: None,
             usage: None,
             job: None,
+            on_event: None,
         })
     }
 
@@ -426,6 +434,7 @@ impl Plan {
             spill: None,
             usage: None,
             job: None,
+            on_event: None,
         })
     }
 }

@@ -395,6 +395,12 @@ flags {
         "Of `use = \"swap\"`: a program to run when memory and swap are [nearly \
          full](swap.md#when-it-is-full)."
     }
+    /// Run PROGRAM for each event of the volume: degraded, full, recovered, ended, …
+    #[flag(value_name = "PROGRAM", value_hint = ValueHint::ExecutablePath)]
+    on_event = "on-event": PathBuf {
+        "path", "",
+        "A program to run for each [event](events.md#a-program-for-events)."
+    }
     /// Accept files for log and spill device that other users can read or write
     #[flag(num_args = 0, default_missing_value = "true")]
     allow_readable = "allow-readable": bool {

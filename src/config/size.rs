@@ -128,6 +128,16 @@ pub fn human(bytes: u64) -> String {
     format!("{value:.digits$} {unit}")
 }
 
+/// A ratio for people, of data to the memory that it takes and the like: `2.61x`, `12.3x`.
+pub fn ratio(value: f64) -> String {
+    let digits = match value {
+        _ if value >= 99.95 => 0,
+        _ if value >= 9.995 => 1,
+        _ => 2,
+    };
+    format!("{value:.digits$}x")
+}
+
 impl Serialize for Amount {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)

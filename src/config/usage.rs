@@ -31,7 +31,7 @@ pub(super) fn resolve(settings: &Settings, export: &Export) -> Result<Option<Usa
                 tuned: Vec::new(),
                 ballast: settings.ballast.unwrap_or_default(),
                 freed_slots: settings.freed_slots.unwrap_or_default(),
-                on_full: absolute(settings.on_full.as_deref())?,
+                on_full: absolute("on-full", settings.on_full.as_deref())?,
                 forced: false,
             }
         }
@@ -93,10 +93,22 @@ fn priority(settings: &Settings) -> Result<i32> {
 /// # Errors
 /// As [`absolute`]; or it is no program.
 pub fn on_full(program: Option<&Path>) -> Result<Option<PathBuf>> {
-    let Some(program) = absolute(program)? else { return Ok(None) };
+    runnable("on-full", program)
+}
+
+/// The same for the program that is run for events.
+///
+/// # Errors
+/// As [`on_full`].
+pub fn on_event(program: Option<&Path>) -> Result<Option<PathBuf>> {
+    runnable("on-event", program)
+}
+
+fn runnable(key: &str, program: Option<&Path>) -> Result<Option<PathBuf>> {
+    let Some(program) = absolute(key, program)? else { return Ok(None) };
     match program.is_file() && access(&program, Access::EXEC_OK).is_ok() {
         true => Ok(Some(program)),
-        false => Err(cannot_run(&program).hint("give a program: a file with `chmod +x`")),
+        false => Err(cannot_run(key, &program).hint("give a program: a file with `chmod +x`")),
     }
 }
 
@@ -104,17 +116,17 @@ pub fn on_full(program: Option<&Path>) -> Result<Option<PathBuf>> {
 ///
 /// # Errors
 /// Its path is relative: nothing says to what.
-fn absolute(program: Option<&Path>) -> Result<Option<PathBuf>> {
+pub(super) fn absolute(key: &str, program: Option<&Path>) -> Result<Option<PathBuf>> {
     match program {
         Some(program) if !program.is_absolute() => {
-            Err(cannot_run(program).hint("give its whole path, like /usr/local/sbin/relieve"))
+            Err(cannot_run(key, program).hint("give its whole path, like /usr/local/sbin/relieve"))
         }
         program => Ok(program.map(Path::to_owned)),
     }
 }
 
-fn cannot_run(program: &Path) -> Error {
-    Error::usage(format!("{} can't be run on-full", program.display()))
+fn cannot_run(key: &str, program: &Path) -> Error {
+    Error::usage(format!("{} can't be run {key}", program.display()))
 }
 
 fn mount(point: Option<&Path>) -> Result<PathBuf> {
@@ -141,7 +153,7 @@ mod tests {
         }
         assert_eq!(on_full(Some(Path::new("/bin/sh"))).unwrap(), Some("/bin/sh".into()));
         // Its file system may be mounted later than the volume comes up.
-        assert_eq!(absolute(Some(none)).unwrap(), Some(none.into()));
-        assert!(absolute(Some(relative)).is_err());
+        assert_eq!(absolute("on-full", Some(none)).unwrap(), Some(none.into()));
+        assert!(absolute("on-full", Some(relative)).is_err());
     }
 }

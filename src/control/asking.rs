@@ -4,7 +4,7 @@
 //! confirmed that its caller still wants it; after that it is carried out, whatever becomes of the
 //! caller. So a caller that hangs up before it has sent `go` knows that nothing was changed.
 
-use super::kind::{Kind, MOST_ALIKE};
+use super::kind::Kind;
 use super::protocol::{
     Envelope, LONGEST_REQUEST, Reply, Request, Word, boot_ms, receive_next, receive_whole, send,
 };
@@ -54,7 +54,7 @@ impl<'a> Asking<'a> {
         match self.place.works(self.kind as u8, most) {
             Heard::Begins => Ok(()),
             Heard::TooMany => {
-                let what = format!("{MOST_ALIKE} requests like this one are at work already");
+                let what = format!("{most} requests like this one are at work already");
                 Err(Error::busy(what).hint("try again soon, or end one of them"))
             }
             Heard::CutOff => Err(Error::failure("it said nothing while other clients came")),

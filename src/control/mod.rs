@@ -6,6 +6,7 @@
 
 mod asking;
 mod client;
+mod event;
 mod kind;
 mod protocol;
 mod question;
@@ -14,6 +15,7 @@ mod server;
 
 pub use asking::Asking;
 pub use client::Client;
+pub use event::{EventKind, Events, Since, VolumeEvent};
 pub use protocol::{
     AdaptChange, Ended, LeftInLog, NewLog, Noted, RecompressChange, Request, Status, Swapon,
 };

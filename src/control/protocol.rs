@@ -1,5 +1,6 @@
 //! The messages, and their encoding on the wire.
 
+use super::event::Since;
 use crate::config::Plan;
 use crate::config::log::LogChange;
 use crate::error::{self, Context, Error, Result};
@@ -34,6 +35,8 @@ pub enum Request {
     Stats,
     /// All values that change from moment to moment. Answer: [`super::Sample`].
     Sample,
+    /// What has happened. Waits for it, if there is nothing yet. Answer: [`super::Events`].
+    Events(Since),
     /// The holders of the device. Answer: a list of strings.
     Holders,
     /// Write back all that the log holds now. Answered when that is done, with [`Stats`]; if the
@@ -94,8 +97,8 @@ impl Request {
     pub fn changes(&self) -> bool {
         match self {
             Self::Ping | Self::Status | Self::Stats | Self::Sample | Self::Holders => false,
-            // It ends with its connection.
-            Self::Drain => false,
+            // They end with their connections.
+            Self::Drain | Self::Events(_) => false,
             Self::AcceptLoss
             | Self::Set { .. }
             | Self::Swapon(_)

@@ -32,6 +32,7 @@ impl Handler for Running {
             Request::Status => to_raw_value(&self.status()?),
             Request::Stats => to_raw_value(&self.stats()),
             Request::Sample => to_raw_value(&self.sample()),
+            Request::Events(since) => to_raw_value(&self.events(&since, asking)?),
             Request::Holders => to_raw_value(&self.status()?.holders.unwrap_or_default()),
             Request::Drain => to_raw_value(&self.drain(asking)?),
             Request::AcceptLoss => {

@@ -8,7 +8,7 @@ use super::running::Running;
 use crate::config::limit::{Given, Range};
 use crate::config::log::{LogChange, LogPlan};
 use crate::config::{Amount, Bounds, Limit, Plan, plan, size};
-use crate::control::{AdaptChange, Asking, RecompressChange};
+use crate::control::{AdaptChange, Asking, EventKind, RecompressChange};
 use crate::device::{self, Recompress};
 use crate::error::{Error, Result};
 
@@ -46,7 +46,9 @@ impl Running {
                 self.served.sizes.try_lock_for(BUSY).ok_or_else(|| self.served.being_changed())?;
             let new = self.planned(size, limit, log)?;
             asking.agree()?;
-            self.take_on(&new)?;
+            let taken = self.take_on(&new);
+            self.tell_changes(&before);
+            taken?;
         }
         self.threads.follow_limit(&self.served)?;
         let Some(change) = recompress else { return Ok(()) };
@@ -56,6 +58,20 @@ impl Running {
             true => e.after("all but recompress is changed: "),
             false => e,
         })
+    }
+
+    /// Tells of the sizes that differ from those of the plan `before`.
+    fn tell_changes(&self, before: &Plan) {
+        let (now, history) = (self.served.plan(), &self.served.history);
+        let change = |from, to| format!("{} -> {}: set", size::human(from), size::human(to));
+        if now.ram_limit_bytes != before.ram_limit_bytes {
+            let text = change(before.ram_limit_bytes, now.ram_limit_bytes);
+            history.add(EventKind::LimitChanged, Some("memory"), &format!("ram-limit {text}"));
+        }
+        if now.size_bytes != before.size_bytes {
+            let text = change(before.size_bytes, now.size_bytes);
+            history.add(EventKind::SizeChanged, None, &format!("size {text}"));
+        }
     }
 
     /// The plan with the changes. Fails if one of them is impossible.

@@ -1,7 +1,7 @@
 //! The room for pages that are swapped out to a volume.
 
 use crate::config::Plan;
-use crate::config::size::human;
+use crate::config::size::{human, ratio};
 use crate::stats::Stats;
 
 /// The assumed compression ratio before any page was swapped out, in percent.
@@ -52,7 +52,7 @@ impl Homes {
         };
         (announced < self.size).then(|| {
             format!(
-                "swap is {} of its {}: what {} of memory{} hold at {:.1} : 1, {known}",
+                "swap is {} of its {}: what {} of memory{} hold at {}, {known}",
                 human(announced),
                 human(self.size),
                 human(self.memory),
@@ -60,7 +60,7 @@ impl Homes {
                     0 => String::new(),
                     below => format!(" and {} of the spill device", human(below)),
                 },
-                percent / 100.0,
+                ratio(percent / 100.0),
             )
         })
     }
@@ -77,13 +77,13 @@ mod tests {
         assert_eq!(homes.announced(), 768 << 20);
         assert_eq!(
             homes.about().unwrap(),
-            "swap is 768 MiB of its 4 GiB: what 256 MiB of memory hold at 3.0 : 1, which is assumed \
+            "swap is 768 MiB of its 4 GiB: what 256 MiB of memory hold at 3.00x, which is assumed \
              until it is known"
         );
         let homes = Homes { below: 1 << 30, measured: Some(200), ..homes };
         assert_eq!(homes.announced(), 2560 << 20);
         let said = homes.about().unwrap();
-        let text = "256 MiB of memory and 1 GiB of the spill device hold at 2.0 : 1, as measured";
+        let text = "256 MiB of memory and 1 GiB of the spill device hold at 2.00x, as measured";
         assert!(said.ends_with(text), "{said}");
         let homes = Homes { size: 1 << 30, ..homes };
         assert_eq!((homes.announced(), homes.about()), (1 << 30, None));

@@ -1,5 +1,5 @@
-//! Runs a program of the administrator's when memory and swap are nearly full, and when that is
-//! over.
+//! Runs a program of the administrator's: when memory and swap are nearly full, and when that is
+//! over. How it runs holds for the program of `on-event`, too.
 //!
 //! Invariants: one at a time, each for [`LONGEST`] at most; what happens meanwhile is told next,
 //! the last of it. The program has none of the daemon's privileges in a shortage of memory
@@ -10,6 +10,7 @@ use crate::device::come_first;
 use crate::error::{Context, Error, Result};
 use parking_lot::{Condvar, Mutex};
 use rustix::process::{Pid, Signal, kill_process_group};
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -20,9 +21,12 @@ use std::time::{Duration, Instant};
 /// The word that starts the process: `ztier hook PROGRAM`.
 pub const WORD: &str = "hook";
 /// How long the program may run.
-const LONGEST: Duration = Duration::from_secs(30);
+pub(super) const LONGEST: Duration = Duration::from_secs(30);
 /// Interval between looks whether it has ended.
-const LOOK: Duration = Duration::from_millis(50);
+pub(super) const LOOK: Duration = Duration::from_millis(50);
+/// What of the daemon's environment the program gets, besides what begins with `ZTIER_` or `LC_`:
+/// no credentials of a store, no sockets of the service manager.
+const GIVEN: [&str; 7] = ["PATH", "HOME", "LANG", "LOGNAME", "SHELL", "TZ", "USER"];
 
 /// What has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,8 +77,8 @@ impl Hook {
         let theirs = Arc::clone(&inbox);
         let work = move || {
             while let Some(news) = theirs.next() {
-                let command = command(&program, &volume, news);
-                if let Err(e) = run(command, &|| theirs.stops()) {
+                let command = command_for(&program, &volume, news);
+                if let Err(e) = run(command, None, &|| theirs.stops()) {
                     log::line(&format!("the program on-full, {}, {e}", program.display()));
                 }
             }
@@ -100,26 +104,40 @@ impl Drop for Hook {
     }
 }
 
-fn command(program: &Path, volume: &str, news: News) -> Command {
-    let mut command = Command::new("/proc/self/exe");
+fn command_for(program: &Path, volume: &str, news: News) -> Command {
+    let mut command = command(program);
     command
-        .arg0("ztier")
-        .arg(WORD)
-        .arg(program)
-        .current_dir("/")
         .env("ZTIER_VOLUME", volume)
         .env("ZTIER_EVENT", if news.full { "full" } else { "over" })
-        .env("ZTIER_ROOM_BYTES", news.room.to_string())
-        .env_remove("NOTIFY_SOCKET");
+        .env("ZTIER_ROOM_BYTES", news.room.to_string());
     command
 }
 
-/// Runs a command in a process group of its own, which is killed if it takes too long, or when
-/// `stops` says so.
-fn run(mut command: Command, stops: &dyn Fn() -> bool) -> Result<()> {
+/// The command that becomes `program` without the daemon's privileges, see [`main`].
+pub(super) fn command(program: &Path) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("ztier").arg(WORD).arg(program).current_dir("/").env_clear();
+    let given = |name: &str| {
+        GIVEN.contains(&name) || ["ZTIER_", "LC_"].iter().any(|start| name.starts_with(start))
+    };
+    command.envs(std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(given)));
+    command
+}
+
+/// Runs a command in a process group of its own, with `input`, of less than a pipe's 64 KiB, as
+/// its standard input. The group is killed if it takes too long, or when `stops` says so.
+pub(super) fn run(
+    mut command: Command,
+    input: Option<&[u8]>,
+    stops: &dyn Fn() -> bool,
+) -> Result<()> {
+    let stdin = if input.is_some() { Stdio::piped() } else { Stdio::null() };
     // What it says goes to the daemon's log.
-    command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null());
+    command.process_group(0).stdin(stdin).stdout(Stdio::null());
     let mut child = command.spawn().context("can't be run")?;
+    if let (Some(mut pipe), Some(input)) = (child.stdin.take(), input) {
+        let _ = pipe.write_all(input); // it need not read
+    }
     match wait(&mut child, stops) {
         Some(status) if status.success() => Ok(()),
         Some(status) => Err(Error::failure(format!("failed: {status}"))),
@@ -172,10 +190,13 @@ mod tests {
 
     #[test]
     fn a_program_that_fails_is_told_of() {
-        run(sh("exit 0"), &|| false).unwrap();
-        let failed = run(sh("exit 3"), &|| false).unwrap_err().to_string();
+        run(sh("exit 0"), None, &|| false).unwrap();
+        let failed = run(sh("exit 3"), None, &|| false).unwrap_err().to_string();
         assert!(failed.contains("failed: exit status: 3"), "{failed}");
-        assert!(run(Command::new("/no/such program"), &|| false).is_err());
+        let reads = sh("read -r line && [ \"$line\" = '{\"a\":1}' ]");
+        run(reads, Some(b"{\"a\":1}\n"), &|| false).unwrap();
+        run(sh("exit 0"), Some(&[b'x'; 9000]), &|| false).unwrap();
+        assert!(run(Command::new("/no/such program"), None, &|| false).is_err());
     }
 
     #[test]

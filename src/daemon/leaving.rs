@@ -11,8 +11,8 @@ use super::relog;
 use super::running::Running;
 use super::signals::Event;
 use crate::config::export::Export;
-use crate::config::{Usage, size};
-use crate::control::{Asking, Ended, LeftInLog, NewLog};
+use crate::config::{Plan, Usage, size};
+use crate::control::{Asking, Ended, EventKind, LeftInLog, NewLog};
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
 use crate::remedy;
@@ -166,9 +166,24 @@ impl Running {
         self.make_way(force, if foreground { End::Again } else { End::Left })?;
         if let Some(next) = next {
             draining::drain(&*self.served.volume)?;
+            self.tell_log(&next);
             turn.go_on_with(next);
         }
         Ok(())
+    }
+
+    /// Tells of the log of the `next` plan, and of the present one, which is drained.
+    fn tell_log(&self, next: &Plan) {
+        let (now, history) = (self.served.plan(), &self.served.history);
+        let about = Some("log");
+        if let Some(old) = &now.log {
+            let text = format!("{} is no longer its log, and is drained", old.log.display());
+            history.add(EventKind::LogDetached, about, &text);
+        }
+        if let Some(new) = &next.log {
+            let text = format!("{} is its log from now on", new.log.display());
+            history.add(EventKind::LogAttached, about, &text);
+        }
     }
 
     /// Refuses if the next daemon would not find data that is only in memory.

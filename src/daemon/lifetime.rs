@@ -1,5 +1,7 @@
 //! The daemon itself, from taking the lock to removing the last file.
 
+use super::event_hook::EventHook;
+use super::history::told;
 use super::making::{self, Made};
 use super::memory_holder::MemoryHolder;
 use super::phase::{End, Ended};
@@ -13,7 +15,7 @@ use super::troubles::Troubles;
 use super::{events, log, notify, opening, resident, serve, swapping};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan, Usage};
-use crate::control::{Handler, Server};
+use crate::control::{EventKind, Handler, Server};
 use crate::device::{Device, Serving};
 use crate::error::{Error, Result};
 use crate::escape::escape;
@@ -130,7 +132,9 @@ pub fn run(
     }
     let now = ready_of(&running, removed, notes);
     let endpoints = now.endpoints.join(" ");
-    log::line(&format!("{name} is up: {endpoints}"));
+    let up = format!("{name} is up: {endpoints}");
+    told(&running.served.history, EventKind::Up, None, &up);
+    let hook = start_hook(&running);
     notify::send(&format!("READY=1\nMAINPID={}\nSTATUS={}\n", now.pid, escape(&endpoints)));
     let mut presence = Presence { control, lock };
     match ready(&now) {
@@ -141,7 +145,14 @@ pub fn run(
             if goes_on { wait(&running, &inbox, &mut presence) } else { running.give_up() }
         }
     }
-    Ok(end(running, presence))
+    Ok(end(running, presence, hook))
+}
+
+/// Runs the program for events, if there is one. Without it, the volume goes on.
+fn start_hook(running: &Running) -> Option<EventHook> {
+    let program = running.served.plan().on_event?;
+    let hook = EventHook::start(program, &running.served.history);
+    hook.map_err(|e| log::line(&e.to_string())).ok()
 }
 
 /// The files of a volume, in a directory that is there.
@@ -256,7 +267,7 @@ fn wait(running: &Arc<Running>, inbox: &Receiver<Event>, presence: &mut Presence
     running.served.volume.heed(&troubles.alarm(running.served.events.clone()));
     let mut asked = false;
     loop {
-        troubles.look(|| running.stats());
+        troubles.look(|| running.stats(), &running.served.history);
         let patience = [asked.then_some(RETRY), troubles.patience()].into_iter().flatten().min();
         let event = match patience {
             Some(patience) => inbox.recv_timeout(patience),
@@ -317,10 +328,15 @@ fn ready_of(running: &Running, removed: Vec<String>, notes: Vec<String>) -> Read
 /// Ends everything else after the export was stopped. If the volume is down, its drives are closed
 /// before the lock is released: a process that finds the lock free may use them. A next daemon gets
 /// the lock first: it waits for the drives itself, and need not wait while this process unmaps
-/// memory.
-fn end(running: Arc<Running>, presence: Presence) -> End {
+/// memory. The program for events comes last, when no other process waits for this one.
+fn end(running: Arc<Running>, presence: Presence, hook: Option<EventHook>) -> End {
     let Presence { control, lock } = presence;
     let Ended { how, next } = running.phase.finish();
+    running.served.history.close(match how {
+        End::Down => "the daemon ends: the volume goes down",
+        End::Left | End::Again => "the daemon ends: the volume waits for its next daemon",
+    });
+    let end_hook = |waits| hook.map(|hook| hook.end(waits));
     running.threads.end();
     if how != End::Again {
         notify::send("STOPPING=1\n");
@@ -337,6 +353,8 @@ fn end(running: Arc<Running>, presence: Presence) -> End {
     let name = served.name.clone();
     if how != End::Down {
         log::line(&format!("{name} waits for its next daemon"));
+        drop((running, lock));
+        end_hook(how == End::Left);
         return how;
     }
     if let Some(memory) = served.volume.in_memory() {
@@ -350,5 +368,6 @@ fn end(running: Arc<Running>, presence: Presence) -> End {
         Err(e) => log::line(&e.to_string()),
     }
     events::look_again(&plan);
+    end_hook(true);
     how
 }

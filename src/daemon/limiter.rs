@@ -3,10 +3,12 @@
 //! Invariant: the thread changes the limit only while no other thread changes the volume's sizes,
 //! and meanwhile holds no lock that requests or control requests need.
 
+use super::history::{History, told};
 use super::log;
 use super::served::Served;
 use crate::BLOCK_SIZE;
 use crate::config::{Bounds, Plan, Usage};
+use crate::control::EventKind;
 use crate::device::{InMemory, Recompress, Worker};
 use crate::error::{Error, Result};
 use crate::limit::{
@@ -121,11 +123,13 @@ impl Adapting {
             let from = ours.limit_bytes;
             match served.adapt(&bounds, limit) {
                 Ok(false) => return true, // another change was faster
-                Ok(true) => self.changed(now, (from, limit), decision.reason),
+                Ok(true) => {
+                    self.changed(&served.history, now, (from, limit), decision.reason);
+                }
                 Err(e) => self.failed(now, &ours, &e),
             }
         } else if let Some(text) = self.ramp.unchanged(now) {
-            log::line(&text);
+            told(&served.history, EventKind::LimitChanged, Some("memory"), &text);
         }
         if decision.recompress && plan.recompress == Recompress::Idle {
             // If recompression gains nothing, or has no memory, the data stays as it is.
@@ -163,13 +167,19 @@ impl Adapting {
         }
     }
 
-    fn changed(&mut self, now: Duration, (from, to): (u64, u64), reason: Reason) {
+    fn changed(
+        &mut self,
+        history: &History,
+        now: Duration,
+        (from, to): (u64, u64),
+        reason: Reason,
+    ) {
         self.changes += 1;
         self.told_of_failure = false;
         let unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         self.last = Some(Change { from_bytes: from, to_bytes: to, unix_s, reason });
         for text in self.ramp.changed(now, (from, to), reason).into_iter().flatten() {
-            log::line(&text);
+            told(history, EventKind::LimitChanged, Some("memory"), &text);
         }
     }
 

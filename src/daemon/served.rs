@@ -1,6 +1,7 @@
 //! A volume as the threads of its daemon see it: the engine, the export, and the content of the
 //! state file.
 
+use super::history::History;
 use super::log;
 use super::phase::{BUSY, taken_down};
 use super::ranked::{Guard, Rank, Ranked};
@@ -28,6 +29,8 @@ pub(super) struct Served {
     pub records: PathBuf,
     /// Wakes the main thread.
     pub events: SyncSender<Event>,
+    /// What has happened to the volume.
+    pub history: Arc<History>,
     /// Held while a thread changes the volume's sizes.
     pub sizes: Ranked<()>,
     pub export: Ranked<Option<Box<dyn Export>>>,
@@ -48,6 +51,7 @@ impl Served {
             files: files.clone(),
             records: paths.state.clone(),
             events,
+            history: History::new(&state.plan.name),
             sizes: Ranked::new(Rank::Sizes, ()),
             export: Ranked::new(Rank::Export, Some(export)),
             state: Ranked::new(Rank::State, state),

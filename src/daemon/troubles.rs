@@ -1,13 +1,14 @@
-//! Reports a volume's troubles in the daemon's log: when found, at intervals while they last, and
-//! when they are over.
+//! Reports a volume's troubles in the daemon's log, and as events: when found, at intervals while
+//! they last, and when they are over.
 //!
 //! Invariant: only the daemon's main thread writes the log, so a thread that finds trouble, such as
 //! a drive's, never waits for it.
 
-use super::log;
+use super::history::{History, told};
 use super::signals::Event;
+use crate::control::EventKind;
 use crate::device::Alarm;
-use crate::stats::{About, Stats, Trouble};
+use crate::stats::{About, Health, Stats, Trouble};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,11 +21,61 @@ const AGAIN: Duration = Duration::from_secs(60);
 /// Least interval between two checks, however many requests fail.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// A reported trouble.
+struct Told {
+    health: Health,
+    text: String,
+    at: Instant,
+}
+
+/// What is to be reported.
+#[derive(Debug, PartialEq, Eq)]
+struct Report {
+    kind: EventKind,
+    about: &'static str,
+    text: String,
+}
+
+/// Whether writes are refused for lack of room.
+#[derive(Default)]
+struct Refusing {
+    /// Those that were by the last check, if there was one.
+    count: Option<u64>,
+    /// When the last was noticed, until that is over.
+    last: Option<Instant>,
+}
+
+impl Refusing {
+    /// What is to be reported, if `count` writes were refused by `now`.
+    fn look(&mut self, count: u64, now: Instant) -> Option<Report> {
+        let before = self.count.replace(count).unwrap_or(count);
+        let report = |kind, text: String| Some(Report { kind, about: About::Room.name(), text });
+        match (count > before, self.last) {
+            (true, None) => {
+                self.last = Some(now);
+                let n = count - before;
+                report(EventKind::Full, format!("memory is full: {n} writes were refused"))
+            }
+            (true, Some(_)) => {
+                self.last = Some(now);
+                None
+            }
+            (false, Some(last)) if now >= last + AGAIN => {
+                self.last = None;
+                let text = "over: memory is full: no write was refused for a minute";
+                report(EventKind::Recovered, text.into())
+            }
+            (false, _) => None,
+        }
+    }
+}
+
 /// The reported troubles.
 pub(super) struct Troubles {
     /// Whether the main thread was told to check, and has not yet.
     called: Arc<AtomicBool>,
-    told: BTreeMap<About, (String, Instant)>,
+    told: BTreeMap<About, Told>,
+    refusing: Refusing,
     /// The last check.
     last: Option<Instant>,
     /// The next check, if one is due.
@@ -36,7 +87,8 @@ impl Troubles {
     pub fn new() -> Self {
         // The first check reports troubles from the start of the volume.
         let next = Some(Instant::now());
-        Self { called: Arc::default(), told: BTreeMap::new(), last: None, next }
+        let (told, refusing) = (BTreeMap::new(), Refusing::default());
+        Self { called: Arc::default(), told, refusing, last: None, next }
     }
 
     /// The alarm that makes the main thread check. It neither waits nor allocates.
@@ -62,51 +114,59 @@ impl Troubles {
         self.next.map(|next| next.saturating_duration_since(Instant::now()))
     }
 
-    /// Checks if that is due, and logs what is new.
-    pub fn look(&mut self, stats: impl FnOnce() -> Stats) {
+    /// Checks if that is due, and reports what is new. While events are read, the next check is
+    /// soon: not all that happens raises an alarm.
+    pub fn look(&mut self, stats: impl FnOnce() -> Stats, history: &History) {
         let now = Instant::now();
         if self.next.is_none_or(|next| now < next) {
             return;
         }
         self.called.store(false, Ordering::Release);
-        for line in self.news(&stats().troubles(crate::stats::time::now()), now) {
-            log::line(&line);
+        let stats = stats();
+        let mut reports = self.news(&stats.troubles(crate::stats::time::now()), now);
+        reports.extend(self.refusing.look(stats.no_space, now));
+        for Report { kind, about, text } in reports {
+            told(history, kind, Some(about), &text);
         }
         self.last = Some(now);
-        self.next = (!self.told.is_empty()).then_some(now + AGAIN);
+        let lasts = !self.told.is_empty() || self.refusing.last.is_some();
+        self.next = match (history.is_read(), lasts) {
+            (true, _) => Some(now + PAUSE),
+            (false, true) => Some(now + AGAIN),
+            (false, false) => None,
+        };
     }
 
-    /// The lines that are due.
-    fn news(&mut self, troubles: &[Trouble], now: Instant) -> Vec<String> {
-        let mut lines = Vec::new();
-        for Trouble { about, text, .. } in troubles {
-            match self.told.get_mut(about) {
-                Some((last, at)) if last == text || now < *at + AGAIN => {}
-                known => {
-                    let told = (text.clone(), now);
-                    match known {
-                        Some(known) => *known = told,
-                        None => drop(self.told.insert(*about, told)),
-                    }
-                    lines.push(text.clone());
-                }
+    /// The reports that are due.
+    fn news(&mut self, troubles: &[Trouble], now: Instant) -> Vec<Report> {
+        let mut reports = Vec::new();
+        for Trouble { health, about, text } in troubles {
+            let known = self.told.get(about);
+            let is_new = known.is_none_or(|told| {
+                told.health != *health || told.text != *text && now >= told.at + AGAIN
+            });
+            if is_new {
+                let told = Told { health: *health, text: text.clone(), at: now };
+                self.told.insert(*about, told);
+                let (kind, about) = (EventKind::of(*health), about.name());
+                reports.push(Report { kind, about, text: text.clone() });
             }
         }
-        self.told.retain(|about, (last, _)| {
+        self.told.retain(|about, Told { text, .. }| {
             let goes_on = troubles.iter().any(|trouble| trouble.about == *about);
             if !goes_on {
-                lines.push(format!("over: {last}"));
+                let text = format!("over: {text}");
+                reports.push(Report { kind: EventKind::Recovered, about: about.name(), text });
             }
             goes_on
         });
-        lines
+        reports
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::Health;
     use crate::stats::drives::{Operation, Role};
 
     #[test]
@@ -116,14 +176,45 @@ mod tests {
         let drive = About::Drive(Role::Log, Operation::Write, 5);
         let (mut troubles, begun) = (Troubles::new(), Instant::now());
         let at = |s| begun + Duration::from_secs(s);
+        let mut news = |all: &[Trouble], now| -> Vec<String> {
+            troubles.news(all, now).into_iter().map(|report| report.text).collect()
+        };
         let one = [trouble(About::Spill, "full"), trouble(drive, "1 failed")];
-        assert_eq!(troubles.news(&one, at(0)), ["full", "1 failed"]);
+        assert_eq!(news(&one, at(0)), ["full", "1 failed"]);
         let two = [trouble(About::Spill, "full"), trouble(drive, "2 failed")];
-        assert_eq!(troubles.news(&two, at(1)), [""; 0]);
-        assert_eq!(troubles.news(&two, at(60)), ["2 failed"]);
-        assert_eq!(troubles.news(&two, at(200)), [""; 0], "nothing is new");
-        assert_eq!(troubles.news(&two[..1], at(201)), ["over: 2 failed"]);
-        assert_eq!(troubles.news(&[], at(202)), ["over: full"]);
-        assert_eq!(troubles.news(&one, at(203)), ["full", "1 failed"]);
+        assert_eq!(news(&two, at(1)), [""; 0]);
+        assert_eq!(news(&two, at(60)), ["2 failed"]);
+        assert_eq!(news(&two, at(200)), [""; 0], "nothing is new");
+        assert_eq!(news(&two[..1], at(201)), ["over: 2 failed"]);
+        assert_eq!(news(&[], at(202)), ["over: full"]);
+        assert_eq!(news(&one, at(203)), ["full", "1 failed"]);
+    }
+
+    #[test]
+    fn a_trouble_that_becomes_worse_is_told_at_once() {
+        let log = |health| [Trouble { health, about: About::Log, text: "bad".into() }];
+        let (mut troubles, now) = (Troubles::new(), Instant::now());
+        let mut kinds = |all: &[Trouble]| -> Vec<EventKind> {
+            troubles.news(all, now).into_iter().map(|report| report.kind).collect()
+        };
+        assert_eq!(kinds(&log(Health::Degraded)), [EventKind::Degraded]);
+        assert_eq!(kinds(&log(Health::Degraded)), []);
+        assert_eq!(kinds(&log(Health::Failed)), [EventKind::Failed]);
+        assert_eq!(kinds(&[]), [EventKind::Recovered]);
+    }
+
+    #[test]
+    fn refused_writes_are_one_event_until_none_was_for_a_minute() {
+        let (mut refusing, begun) = (Refusing::default(), Instant::now());
+        let mut look = |count, s| {
+            let report = refusing.look(count, begun + Duration::from_secs(s));
+            report.map(|report| report.kind)
+        };
+        assert_eq!(look(0, 0), None);
+        assert_eq!(look(3, 1), Some(EventKind::Full));
+        assert_eq!([look(9, 50), look(9, 70), look(9, 109)], [None; 3]);
+        assert_eq!(look(9, 110), Some(EventKind::Recovered));
+        assert_eq!(look(9, 300), None);
+        assert_eq!(look(10, 301), Some(EventKind::Full));
     }
 }

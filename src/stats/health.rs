@@ -64,6 +64,21 @@ pub enum About {
     Drive(Role, Operation, i32),
 }
 
+impl About {
+    /// In one word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Loss => "loss",
+            Self::Log => "log",
+            Self::Spill => "spill",
+            Self::Room => "memory",
+            Self::Swap => "swap",
+            Self::Store => "store",
+            Self::Drive(..) => "drive",
+        }
+    }
+}
+
 /// Something that is wrong with a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {

@@ -2,7 +2,7 @@
 
 use super::Stage;
 use crate::cli::output;
-use crate::config::size::human;
+use crate::config::size::{human, ratio};
 use crate::control::{Client, Request};
 use crate::stats::{Requests, Stats};
 use crate::system::footprint;
@@ -195,9 +195,9 @@ impl Report {
         let limit = human(self.mem_limit_bytes);
         let swapped = took.swap_peak_bytes.filter(|bytes| *bytes > 0);
         let beside = swapped.map_or(String::new(), |b| format!(", and {} of swap", human(b)));
-        let ratio = match self.compressed_bytes {
+        let times = match self.compressed_bytes {
             0 => String::new(),
-            to => format!(" (1 : {:.2})", self.swapped_most_bytes as f64 / to as f64),
+            to => format!(" ({})", ratio(self.swapped_most_bytes as f64 / to as f64)),
         };
         let mut rows = vec![
             ("program", self.program.clone()),
@@ -214,7 +214,7 @@ impl Report {
             (
                 "compressed",
                 format!(
-                    "at most {} to {}{ratio}",
+                    "at most {} to {}{times}",
                     human(self.swapped_most_bytes),
                     human(self.compressed_bytes)
                 ),

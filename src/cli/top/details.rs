@@ -4,14 +4,16 @@
 
 use super::look::{Look, short};
 use super::paint::{Line, Style, width};
-use super::state::{Flow, Rates, Row};
+use super::slow;
+use super::state::{Flow, Moment, Rates, Row};
 use crate::BLOCK_SIZE;
-use crate::cli::{adapting, output, status};
-use crate::config::size::human;
+use crate::cli::{adapting, output, remedy_for, status};
+use crate::config::size::{human, ratio};
 use crate::control::{Role, Sample};
 use crate::escape::escape;
 use crate::limit::Change;
-use crate::stats::{CacheStats, LogStats};
+use crate::stats::{CacheStats, Health, LogStats};
+use std::collections::VecDeque;
 
 /// Columns of a label.
 const LABEL: usize = 11;
@@ -28,9 +30,12 @@ pub fn details(row: &Row, unix_s: u64, columns: usize, look: &Look) -> Vec<Line>
         lines.extend(text(row.state, &escape(why), Style::Bad, columns));
         return lines;
     };
-    let teller = Teller { sample, rates: row.rates.as_ref(), unix_s, columns, look };
+    let (rates, past) = (row.rates.as_ref(), &row.past);
+    let teller = Teller { name: &row.name, sample, rates, past, unix_s, columns, look };
     lines.extend(teller.trouble());
+    lines.extend(teller.slow());
     lines.extend(teller.homes());
+    lines.extend(teller.past());
     lines.extend(teller.requests());
     lines.extend(teller.progress());
     lines.extend(teller.limit());
@@ -83,8 +88,10 @@ fn text(label: &str, what: &str, style: Style, columns: usize) -> Vec<Line> {
 
 /// Makes the lines of a volume that is up.
 struct Teller<'a> {
+    name: &'a str,
     sample: &'a Sample,
     rates: Option<&'a Rates>,
+    past: &'a VecDeque<Moment>,
     unix_s: u64,
     columns: usize,
     look: &'a Look,
@@ -113,7 +120,14 @@ impl Teller<'_> {
         let mut all: Vec<String> = stats
             .troubles(self.unix_s)
             .into_iter()
-            .map(|trouble| escape(&trouble.text).into_owned())
+            .map(|trouble| {
+                let what = escape(&trouble.text).into_owned();
+                // The text of a filling volume says what to do.
+                match trouble.health > Health::Filling {
+                    true => format!("{what}; {}", remedy_for(self.name, &trouble)),
+                    false => what,
+                }
+            })
             .collect();
         let errors = status::errors(stats);
         if errors != "none" {
@@ -154,6 +168,48 @@ impl Teller<'_> {
             lines.extend(self.bar("backing", stats.disk_size_bytes, &parts, &what));
         }
         lines
+    }
+
+    /// What slows it down.
+    fn slow(&self) -> Vec<Line> {
+        let reasons = self.rates.map(|rates| slow::reasons(self.sample, rates, self.look));
+        let lines = reasons.into_iter().flatten();
+        lines.flat_map(|what| text("SLOW", &what, Style::Warn, self.columns)).collect()
+    }
+
+    /// The last intervals: throughput and latency; and the load.
+    fn past(&self) -> Vec<Line> {
+        let Some(rates) = self.rates else { return Vec::new() };
+        let most = |of: fn(&Moment) -> f64| self.past.iter().map(of).fold(0.0, f64::max);
+        if most(|m| m.bytes_per_s) == 0.0 && most(|m| m.p99_ns) == 0.0 {
+            return Vec::new();
+        }
+        let per_s = |bytes: f64| format!("{}/s", human(bytes as u64));
+        let (now, peak) = (per_s(rates.bytes_per_s()), per_s(most(|m| m.bytes_per_s)));
+        let speed = format!("{now}, at most {peak}");
+        let latency = |ns| self.look.latency(ns);
+        let peak = Some(most(|m| m.p99_ns) as u64).filter(|ns| *ns > 0);
+        let slow = format!("p99 {}, at most {}", latency(rates.p99_ns), latency(peak));
+        let mut lines = self.spark("throughput", |moment| moment.bytes_per_s, &speed);
+        lines.extend(self.spark("latency", |moment| moment.p99_ns, &slow));
+        let (depth, busy) = (short(rates.queue_depth), rates.threads_busy * 100.0);
+        let load = format!("queue depth {depth}, threads {busy:.0} % busy");
+        lines.extend(self.text("load", &load));
+        lines
+    }
+
+    /// A label, a sparkline, and its text; without the line where there is no room for both.
+    fn spark(&self, label: &str, of: fn(&Moment) -> f64, what: &str) -> Vec<Line> {
+        let room = self.columns.saturating_sub(LABEL + 2 + MEANING);
+        if room < 8 {
+            return self.text(label, what);
+        }
+        let line = self.look.sparkline(room.min(BAR), self.past.iter().map(of));
+        vec![vec![
+            (Style::Label, format!("{label:<LABEL$}")),
+            (Style::Ram, line),
+            (Style::Plain, format!("  {what}")),
+        ]]
     }
 
     /// Requests by kind.
@@ -199,7 +255,7 @@ impl Teller<'_> {
         if let Some(cache) = stats.cache.filter(|cache| cache.limit_bytes > 0) {
             lines.extend(self.text("hits", &self.hits(&cache)));
         }
-        let compression = self.sample.compression().map(|ratio| format!("{ratio:.2} : 1"));
+        let compression = self.sample.compression().map(ratio);
         let same = stats.blocks_same * BLOCK_SIZE as u64;
         let same = (same > 0).then(|| format!("{} same-filled besides", human(same)));
         let clusters = stats.blocks_clustered * BLOCK_SIZE as u64;

@@ -2,20 +2,25 @@
 #![allow(clippy::unwrap_used)]
 
 use super::look::Look;
-use super::paint::{plain, width};
+use super::paint::{Style, plain, width};
 use super::render::{Size, render};
-use super::state::State;
+use super::slow;
+use super::state::{Flow, Rates, State, Wait};
 use crate::config::{Bounds, Plan};
 use crate::control::Sample;
 use crate::daemon::survey::{Seen, Volumes};
 use crate::limit::{Change, Reason, Report, Waits};
-use crate::stats::{CacheStats, Distribution, Latencies, LogStats, Requests, Spent, Stats};
+use crate::remedy;
+use crate::stats::{CacheStats, Distribution, Health, Latencies, LogStats, Requests, Spent, Stats};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// 2026-11-22T14:05:09Z
 const NOW: u64 = 1_795_356_309;
+
+/// Milliseconds between looks; the volumes do the same between any two.
+const PACE: [u64; 9] = [1000, 700, 500, 400, 500, 800, 1600, 2000, 1000];
 
 fn plan(name: &str, more: Value) -> Plan {
     let mut plan = json!({
@@ -162,7 +167,7 @@ fn swap(n: u64) -> Sample {
 }
 
 fn volumes(n: u64, began: Instant) -> Volumes {
-    let at = began + Duration::from_secs(n);
+    let at = began + Duration::from_millis(PACE[..n as usize].iter().sum());
     let up = |sample: Sample| (sample.plan.name.clone(), Seen::Up { sample: Box::new(sample), at });
     let named = |name: &str, seen| (name.to_owned(), seen);
     let plan = Box::new(plan("gone", json!({})));
@@ -179,12 +184,13 @@ fn volumes(n: u64, began: Instant) -> Volumes {
     ])
 }
 
-/// The state one second after the first look, with the volume `chosen` selected.
+/// The state after some looks, with the volume `chosen` selected.
 fn state(chosen: &str) -> State {
     let began = Instant::now();
     let mut state = State::default();
-    for n in 0..2 {
-        state.update(&volumes(n, began), began + Duration::from_secs(12 + n), NOW);
+    state.interval = Some(Duration::from_secs(1));
+    for n in 0..=PACE.len() as u64 {
+        state.update(&volumes(n, began), began + Duration::from_secs(13), NOW);
     }
     while state.rows()[state.selected()].name != chosen {
         state.go(1);
@@ -222,6 +228,127 @@ fn screens_are_what_they_were() {
     compare("120x40", "disk", (120, Some(40)), true);
     compare("40x12", "gone", (40, Some(12)), true);
     compare("80", "archive", (80, None), true);
+}
+
+/// A volume whose log failed and is nearly full, and whose reads wait for the backing store.
+fn ill(n: u64) -> Sample {
+    let mut ill = archive(n);
+    ill.plan.name = "ill".into();
+    ill.stats.health = Health::Degraded;
+    let log = ill.stats.log.as_mut().unwrap();
+    (log.failed, log.rescuing, log.segments_used) = (true, true, 120);
+    ill.stats.cache.as_mut().unwrap().missed_ns = n * 180_000_000;
+    ill.stats.stalls = n * 12;
+    ill
+}
+
+#[test]
+fn a_trouble_has_its_remedy_and_slowness_its_reasons() {
+    let began = Instant::now();
+    let mut state = State::default();
+    for n in 0..2 {
+        let at = began + Duration::from_secs(n);
+        let seen = Seen::Up { sample: Box::new(ill(n)), at };
+        state.update(&Volumes::from([("ill".to_owned(), seen)]), at, NOW);
+    }
+    let lines = |columns| {
+        let size = Size { columns, rows: Some(40) };
+        render(&state, size, &Look { colours: true, unicode: true })
+    };
+    let text: String = lines(80).iter().map(|line| plain(line) + "\n").collect();
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [
+        "TROUBLE the log failed: what it holds is being brought to the backing store; ",
+        &remedy::LOG_WORN.of("ill"),
+        "SLOW 12 writes/s wait for room: memory is nearly full",
+        "SLOW the log is full, 120 of 128 segments: writes wait for writeback, 4 MiB/s",
+        "SLOW reads wait for the backing store, 2.6ms each: 88 % of their time",
+        "SLOW requests wait p99 1.3ms until they are served",
+    ] {
+        assert!(words.contains(part), "{part} is missing in\n{text}");
+    }
+    let styles = |columns: usize, at: usize| lines(columns)[at][0].0;
+    assert_eq!(styles(80, 2), Style::Chosen);
+    // Beside another volume that is chosen, its name has a colour.
+    let seen = Seen::Up { sample: Box::new(ill(1)), at: began };
+    let gone = Seen::Dead { kept: true, plan: Box::new(plan("z", json!({}))) };
+    let all = [("a".to_owned(), Seen::Starting { step: None }), ("ill".to_owned(), seen)];
+    let mut state = State::default();
+    state.update(&Volumes::from_iter(all.into_iter().chain([("z".to_owned(), gone)])), began, NOW);
+    let look = Look { colours: true, unicode: true };
+    let lines = render(&state, Size { columns: 80, rows: Some(24) }, &look);
+    assert_eq!([lines[3][0].0, lines[4][0].0], [Style::Warn, Style::Bad]);
+}
+
+#[test]
+fn busy_threads_and_slow_spills_are_named() {
+    let look = Look { colours: false, unicode: false };
+    let reasons = |sample: &Sample, rates: Rates| slow::reasons(sample, &rates, &look);
+    let busy = Rates { threads_busy: 0.93, ..Rates::default() };
+    let zstd = Sample { plan: plan("zstd", json!({"algorithm": "zstd"})), ..disk(1) };
+    assert_eq!(
+        reasons(&zstd, busy),
+        ["its threads are busy for 93 % of the time, with zstd and copies; lz4 takes less time"]
+    );
+    let spills = Rates {
+        spill_wait: Some(Wait { mean_ns: 400_000, share: 0.7 }),
+        refused_per_s: 3.0,
+        ..Rates::default()
+    };
+    assert_eq!(
+        reasons(&swap(1), spills),
+        [
+            "memory is full: 3 writes/s are refused",
+            "reads wait for the spill device, 400us each: 70 % of their time"
+        ]
+    );
+    let flushes = Flow { p99_ns: Some(30_000_000), ..Flow::default() };
+    let rates = Rates { flush: flushes, ..Rates::default() };
+    assert_eq!(reasons(&archive(1), rates.clone()), ["flushes wait for the log's drive, p99 30ms"]);
+    assert_eq!(reasons(&disk(1), rates), [""; 0]);
+}
+
+#[test]
+fn the_help_fits_and_names_each_column() {
+    let look = Look { colours: true, unicode: true };
+    let mut state = state("disk");
+    let wide = render(&state, Size { columns: 120, rows: Some(24) }, &look);
+    let heads = plain(&wide[1]);
+    state.help = true;
+    let lines = render(&state, Size { columns: 80, rows: Some(24) }, &look);
+    assert_eq!(lines.len(), 24);
+    let text: String = lines.iter().map(|line| plain(line) + "\n").collect();
+    for head in heads.split_whitespace().filter(|head| *head != "NAME") {
+        assert!(text.contains(head), "{head} is missing in\n{text}");
+    }
+    assert!(text.contains("any key goes back"));
+    for (columns, rows) in [(1, 1), (20, 3), (40, 12), (200, 60)] {
+        let lines = render(&state, Size { columns, rows: Some(rows) }, &look);
+        assert_eq!(lines.len(), rows);
+        assert!(lines.iter().all(|line| width(&plain(line)) <= columns));
+    }
+}
+
+#[test]
+fn sparklines_end_with_the_newest() {
+    let look = |unicode| Look { colours: false, unicode };
+    let values = [9.0, 0.0, 0.01, 4.0, 8.0];
+    assert_eq!(look(true).sparkline(4, values.into_iter()), " ▁▄█");
+    assert_eq!(look(false).sparkline(7, values.into_iter()), "  # .-#");
+    assert_eq!(look(true).sparkline(3, [0.0; 0].into_iter()), "   ");
+}
+
+#[test]
+fn load_is_what_requests_took() {
+    let (before, after) = (disk(0), disk(1));
+    let rates = Rates::between(&before, &after, 2.0).unwrap();
+    // 12345 reads of 2047 ns, 2000 writes of 9215 ns, a flush of 511 ns; each waited 63 ns.
+    let serving = 12_345.0 * 2_047.0 + 2_000.0 * 9_215.0 + 511.0;
+    let waiting = 14_346.0 * 63.0;
+    assert!((rates.queue_depth - (serving + waiting) / 2e9).abs() < 1e-9);
+    // By two threads.
+    assert!((rates.threads_busy - serving / 4e9).abs() < 1e-9);
+    assert_eq!((rates.backing_wait, rates.spill_wait), (None, None));
 }
 
 #[test]

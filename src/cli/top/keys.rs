@@ -15,6 +15,12 @@ pub enum Key {
     Last,
     /// The next sort order.
     Sort,
+    /// Look less often.
+    Slower,
+    /// Look more often.
+    Faster,
+    /// Show the keys and columns.
+    Help,
     /// Draw the whole screen again.
     Redraw,
 }
@@ -55,6 +61,9 @@ fn key(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
         b'g' => plain(Some(Key::First)),
         b'G' => plain(Some(Key::Last)),
         b's' => plain(Some(Key::Sort)),
+        b'+' | b'=' => plain(Some(Key::Slower)),
+        b'-' => plain(Some(Key::Faster)),
+        b'?' | b'h' => plain(Some(Key::Help)),
         0x0C | b' ' => plain(Some(Key::Redraw)), // Ctrl-L
         0x1B => sequence(bytes),
         _ => plain(None),
@@ -89,7 +98,7 @@ mod tests {
 
     #[test]
     fn keys_come_in_any_pieces() {
-        let typed = b"jk\x1b[A\x1bOB\x1b[1;5A\x1b[H\x1b[4~\x1b[3~x\x1bs\x0cgGq";
+        let typed = b"jk\x1b[A\x1bOB\x1b[1;5A\x1b[H\x1b[4~\x1b[3~x\x1bs\x0cgG+-?q";
         let expected = [
             Key::Down,
             Key::Up,
@@ -102,6 +111,9 @@ mod tests {
             Key::Redraw,
             Key::First,
             Key::Last,
+            Key::Slower,
+            Key::Faster,
+            Key::Help,
             Key::Quit,
         ];
         for size in 1..=typed.len() {

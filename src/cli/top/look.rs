@@ -1,6 +1,7 @@
 //! How the screen may look, and how numbers look on it.
 
 use super::paint::{Line, Style};
+use crate::cli::output;
 
 /// How a screen may look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,10 +15,7 @@ pub struct Look {
 impl Look {
     /// Finds out from the locale whether more than ASCII can be shown.
     pub fn of_environment(colours: bool) -> Self {
-        let set = |name: &&str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(set).unwrap_or_default();
-        let locale = locale.to_ascii_lowercase();
-        Self { colours, unicode: locale.contains("utf-8") || locale.contains("utf8") }
+        Self { colours, unicode: output::has_unicode() }
     }
 
     /// The character that fills a part of a bar.
@@ -55,6 +53,25 @@ impl Look {
             line.push((Style::Label, rest));
         }
         line
+    }
+
+    /// The last `columns` of `values` as a sparkline, the newest at the right, the largest as high
+    /// as a line is. What is above 0 is seen.
+    pub fn sparkline(
+        &self,
+        columns: usize,
+        values: impl DoubleEndedIterator<Item = f64>,
+    ) -> String {
+        let levels = if self.unicode { " ▁▂▃▄▅▆▇█" } else { " ..:-=+*#" };
+        let levels: Vec<char> = levels.chars().collect();
+        let mut shown: Vec<f64> = values.rev().take(columns).collect();
+        shown.resize(columns, 0.0);
+        let most = shown.iter().copied().fold(0.0, f64::max);
+        let level = |value: f64| match value > 0.0 {
+            true => (value / most * 8.0).ceil().clamp(1.0, 8.0) as usize,
+            false => 0,
+        };
+        shown.iter().rev().map(|value| levels[level(*value)]).collect()
     }
 
     /// A latency: three digits and a unit.

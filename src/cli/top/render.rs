@@ -4,14 +4,16 @@
 //! selected volume is always among the visible ones.
 
 use super::details;
+use super::help;
 use super::look::{Look, bytes, short};
 use super::paint::{Line, Style, cut, width};
 use super::state::{Flow, Order, Rates, Row, State};
-use crate::config::size::human;
+use crate::cli::local_time;
+use crate::config::size::{human, ratio};
 use crate::control::{Role, Sample};
 use crate::escape::escape;
 use crate::stats::Health;
-use crate::stats::time::rfc3339;
+use jiff::tz::TimeZone;
 
 /// How large the screen is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,27 +43,35 @@ fn of(rates: Option<&Rates>, flow: fn(&Rates) -> &Flow, value: fn(&Flow) -> Stri
     rates.map_or("-".into(), |rates| value(flow(rates)))
 }
 
-const READS: Column =
-    column("READ/s", 6, |_, r, _| of(r, |r| &r.read, |f| short(f.requests_per_s)));
-const READ: Column = column("B/s", 6, |_, r, _| of(r, |r| &r.read, |f| bytes(f.bytes_per_s)));
-const WRITES: Column =
-    column("WRITE/s", 7, |_, r, _| of(r, |r| &r.write, |f| short(f.requests_per_s)));
-const WRITTEN: Column = column("B/s", 6, |_, r, _| of(r, |r| &r.write, |f| bytes(f.bytes_per_s)));
+const READS: Column = column("R/s", 6, |_, r, _| of(r, |r| &r.read, |f| short(f.requests_per_s)));
+const READ: Column = column("RB/s", 6, |_, r, _| of(r, |r| &r.read, |f| bytes(f.bytes_per_s)));
+const WRITES: Column = column("W/s", 6, |_, r, _| of(r, |r| &r.write, |f| short(f.requests_per_s)));
+const WRITTEN: Column = column("WB/s", 6, |_, r, _| of(r, |r| &r.write, |f| bytes(f.bytes_per_s)));
 const P50: Column = column("p50", 6, |_, r, look| look.latency(r.and_then(|r| r.p50_ns)));
 const P99: Column = column("p99", 6, |_, r, look| look.latency(r.and_then(|r| r.p99_ns)));
 const MEMORY: Column = column("MEM", 5, |s, _, _| bytes(s.stats.mem_used_bytes as f64));
-const RATIO: Column =
-    column("RATIO", 5, |s, _, _| s.compression().map_or("-".into(), |ratio| format!("{ratio:.2}")));
+const RATIO: Column = column("RATIO", 5, |s, _, _| s.compression().map_or("-".into(), ratio));
+
+const DEPTH: Column =
+    column("QD", 5, |_, r, _| r.map_or("-".into(), |rates| short(rates.queue_depth)));
+const BUSY: Column = column("BUSY", 4, |_, r, _| {
+    r.map_or("-".into(), |rates| format!("{:.0}%", rates.threads_busy * 100.0))
+});
 
 /// The columns that fit into `width`, and the widths of the name and of the bar that shows where
 /// blocks are.
 fn columns(width: usize) -> (&'static [Column], usize, usize) {
     match width {
-        0..52 => (&[READS, WRITES, P99, MEMORY], width.saturating_sub(29).clamp(4, 14), 0),
+        0..52 => (&[READS, WRITES, P99, MEMORY], width.saturating_sub(28).clamp(4, 14), 0),
         52..80 => (&[READS, READ, WRITES, WRITTEN, P99, MEMORY], 10, 0),
         _ => {
-            let all: &[Column] = &[READS, READ, WRITES, WRITTEN, P50, P99, MEMORY, RATIO];
-            let rest = width - 55;
+            let (all, rest): (&[Column], _) = match width {
+                0..100 => (&[READS, READ, WRITES, WRITTEN, P50, P99, MEMORY, RATIO], width - 54),
+                _ => {
+                    let all = &[READS, READ, WRITES, WRITTEN, P50, P99, DEPTH, BUSY, MEMORY, RATIO];
+                    (all, width - 65)
+                }
+            };
             let name = (rest * 2 / 5).clamp(11, 20);
             (all, name, (rest - name - 1).min(40))
         }
@@ -71,6 +81,9 @@ fn columns(width: usize) -> (&'static [Column], usize, usize) {
 /// All lines of the screen.
 pub fn render(state: &State, size: Size, look: &Look) -> Vec<Line> {
     let Size { columns, rows } = size;
+    if let Some(height) = rows.filter(|_| state.help) {
+        return help::lines(columns, height, look);
+    }
     let mut lines = vec![summary(state, columns), heads(state, columns)];
     let all = state.rows();
     if all.is_empty() {
@@ -131,10 +144,12 @@ fn summary(state: &State, columns: usize) -> Line {
     let load = format!("  {} requests/s  {} of memory", short(requests), human(memory));
     line.push((Style::Plain, load));
     let used: usize = line.iter().map(|(_, text)| width(text)).sum();
-    // The time of day, and Z for UTC.
-    let clock = rfc3339(state.unix_s).split('T').nth(1).unwrap_or_default().to_owned();
-    if used + 1 + clock.len() <= columns {
-        line.push((Style::Label, format!("{clock:>rest$}", rest = columns - used)));
+    let clock = local_time::of_day(state.zone.as_ref().unwrap_or(&TimeZone::UTC), state.unix_s);
+    let every =
+        state.interval.map(|interval| format!("every {} s  {clock}", interval.as_secs_f64()));
+    let fits = |text: &String| used + 1 + text.len() <= columns;
+    if let Some(text) = every.into_iter().chain([clock]).find(fits) {
+        line.push((Style::Label, format!("{text:>rest$}", rest = columns - used)));
     }
     line
 }
@@ -159,25 +174,37 @@ fn heads(state: &State, width: usize) -> Line {
 fn volume(row: &Row, chosen: bool, width: usize, look: &Look) -> Line {
     let (all, name_width, bar) = columns(width);
     let name: String = escape(&row.name).chars().take(name_width).collect();
-    let mut text = format!("{name:<name_width$}");
+    let text = format!("{name:<name_width$}");
     let style = if chosen { Style::Chosen } else { Style::Plain };
+    let of_name = if chosen { Style::Chosen } else { mood(row) };
     let Some(sample) = &row.sample else {
         let why = row.why.as_deref().unwrap_or_default();
         return vec![
-            (style, text + " "),
+            (of_name, text + " "),
             (Style::Bad, format!("{:<8} ", row.state)),
             (Style::Plain, escape(why).into_owned()),
         ];
     };
+    let mut line = vec![(of_name, text)];
+    let mut text = String::new();
     for Column { width, cell, .. } in all {
         text += &format!(" {:>width$}", cell(sample, row.rates.as_ref(), look));
     }
-    let mut line = vec![(style, text)];
+    line.push((style, text));
     if bar > 0 {
         line.push((Style::Plain, " ".into()));
         line.extend(homes(sample, bar, look));
     }
     line
+}
+
+/// The style of a volume's name, by its state and health.
+fn mood(row: &Row) -> Style {
+    match (row.state, row.sample.as_ref().map(|sample| sample.stats.health)) {
+        ("dead", _) | (_, Some(Health::Failed | Health::Lost)) => Style::Bad,
+        ("busy", _) | (_, Some(Health::Filling | Health::Degraded)) => Style::Warn,
+        _ => Style::Plain,
+    }
 }
 
 /// Where the blocks of a volume are, as one bar over its size: in memory, in the log, on the spill
@@ -201,9 +228,9 @@ fn homes(sample: &Sample, columns: usize, look: &Look) -> Line {
 /// The last line: the keys, the number of hidden volumes, and the legend of the bars.
 fn keys(more: usize, columns: usize, look: &Look) -> Line {
     let keys = match columns {
-        0..52 => "q ends  j k choose  s order",
-        52..80 => "q ends  arrows choose  s order",
-        _ => "q ends  arrows choose  s order    ",
+        0..52 => "q ends  j k choose  ? help",
+        52..80 => "q ends  arrows choose  s order  ? help",
+        _ => "q ends  arrows choose  s order  ? help  ",
     };
     let mut line = vec![(Style::Label, keys.to_owned())];
     if columns >= 80 {

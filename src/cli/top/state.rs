@@ -7,9 +7,13 @@
 use crate::control::Sample;
 use crate::daemon::survey::{Seen, Volumes};
 use crate::stats::{Distribution, Requests, Spent};
+use jiff::tz::TimeZone;
 use serde::Serialize;
-use std::collections::BTreeMap;
-use std::time::Instant;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+/// Intervals that a sparkline can show.
+const PAST: usize = 64;
 
 /// Rates of one kind of request in the last interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -24,6 +28,32 @@ pub struct Flow {
     pub p99_ns: Option<u64>,
     /// 99th percentile of the wait before service, in nanoseconds.
     pub waiting_p99_ns: Option<u64>,
+}
+
+/// Waits of reads for a drive in the last interval.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Wait {
+    /// Mean time of one, in nanoseconds.
+    pub mean_ns: u64,
+    /// Share of the time of all reads.
+    pub share: f64,
+}
+
+impl Wait {
+    /// `count` waits of `ns` in total, of reads that took `all_ns`; `None` without any.
+    fn of(count: u64, ns: u64, all_ns: u64) -> Option<Self> {
+        let mean_ns = ns.checked_div(count)?;
+        Some(Self { mean_ns, share: (ns as f64 / all_ns.max(1) as f64).min(1.0) })
+    }
+}
+
+/// What a sparkline shows of an interval.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// Bytes read and written a second.
+    pub bytes_per_s: f64,
+    /// 99th percentile of the time of service, in nanoseconds; 0 without requests.
+    pub p99_ns: f64,
 }
 
 /// Rates of a volume in the last interval.
@@ -51,6 +81,18 @@ pub struct Rates {
     pub spill_written_bytes_per_s: f64,
     /// Bytes a second from the spill device.
     pub spill_read_bytes_per_s: f64,
+    /// Requests in flight on average: waiting, or in service.
+    pub queue_depth: f64,
+    /// Share of the time of its threads in which they served requests.
+    pub threads_busy: f64,
+    /// Writes a second that waited for room or memory.
+    pub stalls_per_s: f64,
+    /// Writes a second that were refused for lack of space.
+    pub refused_per_s: f64,
+    /// Waits of reads for the backing store; absent without any.
+    pub backing_wait: Option<Wait>,
+    /// Waits of reads for the spill device; absent without any.
+    pub spill_wait: Option<Wait>,
     /// Share of the blocks read that had a copy in memory; absent when none were read.
     pub hit_ratio: Option<f64>,
 }
@@ -71,6 +113,9 @@ pub struct Row {
     /// The rates since the sample before; absent until its daemon has answered twice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rates: Option<Rates>,
+    /// The last intervals, oldest first.
+    #[serde(skip)]
+    pub past: VecDeque<Moment>,
     #[serde(skip)]
     at: Option<Instant>,
 }
@@ -114,9 +159,20 @@ pub struct State {
     order: Order,
     /// Now, in seconds since 1970.
     pub unix_s: u64,
+    /// The user's time zone; `None`: UTC.
+    pub zone: Option<TimeZone>,
+    /// The interval, if it is shown.
+    pub interval: Option<Duration>,
+    /// Whether the keys and columns are shown in place of volumes.
+    pub help: bool,
 }
 
 impl State {
+    /// One that shows times of this zone.
+    pub fn in_zone(zone: TimeZone) -> Self {
+        Self { zone: Some(zone), ..Self::default() }
+    }
+
     /// The volumes in their order.
     pub fn rows(&self) -> &[Row] {
         &self.rows
@@ -180,16 +236,27 @@ fn row(name: &str, seen: &Seen, before: Option<Row>, now: Instant) -> Row {
         why: why(name, seen, now),
         sample: None,
         rates: None,
+        past: VecDeque::new(),
         at: None,
     };
     let Seen::Up { sample, at } = seen else { return blank };
-    let rates = before.and_then(|before| match before.at {
+    let Some(mut before) = before else {
+        return Row { sample: Some(sample.clone()), at: Some(*at), ..blank };
+    };
+    let mut past = std::mem::take(&mut before.past);
+    let rates = match before.at {
         // No new sample: the daemon has not answered the last question yet.
         Some(then) if then == *at => before.rates,
-        Some(then) => Rates::between(&*before.sample?, sample, (*at - then).as_secs_f64()),
+        Some(then) => {
+            let s = (*at - then).as_secs_f64();
+            let rates = before.sample.and_then(|old| Rates::between(&old, sample, s));
+            past.extend(rates.as_ref().map(Rates::moment));
+            past.drain(..past.len().saturating_sub(PAST));
+            rates
+        }
         None => None,
-    });
-    Row { sample: Some(sample.clone()), rates, at: Some(*at), ..blank }
+    };
+    Row { sample: Some(sample.clone()), rates, past, at: Some(*at), ..blank }
 }
 
 /// Why a volume is not up.
@@ -250,7 +317,22 @@ impl Rates {
         let missed = |s: &Sample| s.stats.cache.map_or(0, |cache| cache.missed_blocks);
         let hit = hits(after).saturating_sub(hits(before)) as f64;
         let asked = hit + missed(after).saturating_sub(missed(before)) as f64;
+        let (serving_ns, waiting_ns) = spent_ns(before, after)?;
+        let of_threads = f64::from(after.plan.threads.max(1)) * seconds * 1e9;
+        let ns = |sample: &Sample| sample.latencies.read.serving.sum_ns;
+        let read_ns = ns(after).saturating_sub(ns(before));
+        let missed_ns = |s: &Sample| s.stats.cache.map_or(0, |cache| cache.missed_ns);
+        let of_backing = missed_ns(after).saturating_sub(missed_ns(before));
+        let of_spill = b.spill_reading_ns.saturating_sub(a.spill_reading_ns);
+        let spill_reads = b.spill_device_reads.saturating_sub(a.spill_device_reads);
+        let misses = missed(after).saturating_sub(missed(before));
         Some(Self {
+            queue_depth: (serving_ns + waiting_ns) as f64 / seconds / 1e9,
+            threads_busy: (serving_ns as f64 / of_threads).min(1.0),
+            stalls_per_s: per_s(a.stalls, b.stalls),
+            refused_per_s: per_s(a.no_space, b.no_space),
+            backing_wait: Wait::of(misses, of_backing, read_ns),
+            spill_wait: Wait::of(spill_reads, of_spill, read_ns),
             read: flow(0)?,
             write: flow(1)?,
             flush: flow(2)?,
@@ -266,6 +348,16 @@ impl Rates {
         })
     }
 
+    /// What a sparkline shows.
+    fn moment(&self) -> Moment {
+        Moment { bytes_per_s: self.bytes_per_s(), p99_ns: self.p99_ns.map_or(0.0, |ns| ns as f64) }
+    }
+
+    /// Bytes read and written a second.
+    pub fn bytes_per_s(&self) -> f64 {
+        self.read.bytes_per_s + self.write.bytes_per_s
+    }
+
     /// Requests of all kinds a second.
     pub fn requests_per_s(&self) -> f64 {
         [&self.read, &self.write, &self.flush, &self.discard, &self.write_zeroes]
@@ -273,4 +365,14 @@ impl Rates {
             .map(|flow| flow.requests_per_s)
             .sum()
     }
+}
+
+/// Nanoseconds that requests were in service, and that they waited, between two samples of one
+/// daemon.
+fn spent_ns(before: &Sample, after: &Sample) -> Option<(u64, u64)> {
+    let sum = |sample: &Sample, of: fn(&Spent) -> u64| -> u64 {
+        sample.latencies.kinds().iter().map(|(_, spent)| of(spent)).sum()
+    };
+    let since = |of: fn(&Spent) -> u64| sum(after, of).checked_sub(sum(before, of));
+    Some((since(|spent| spent.serving.sum_ns)?, since(|spent| spent.waiting.sum_ns)?))
 }
