@@ -171,9 +171,10 @@ const PAGES: &[Page] = &[
         examples: &[
             ("A larger device:", "ztier set scratch size=8G"),
             ("A limit that adapts:", "ztier set scratch ram-limit=auto ram-max=2G"),
+            ("Also after the next boot:", "ztier set scratch ram-limit=2G --save"),
         ],
-        files: &[RUN],
-        environment: &[RUN_VARIABLE],
+        files: &[SETTINGS, RUN],
+        environment: &[ALL_VARIABLES],
     },
     Page {
         command: "swapon",

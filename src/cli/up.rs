@@ -5,9 +5,10 @@ use super::progress_line::ProgressLine;
 use super::{adapting, ensure, output, sound, status};
 use crate::config::export::Export;
 use crate::config::plan;
+use crate::config::saved::Change;
 use crate::config::size::{self, exact, human};
 use crate::config::usage::on_full;
-use crate::config::{Amount, Paths, Plan, Settings, Usage, machine, name};
+use crate::config::{Amount, Paths, Plan, Saved, Settings, Usage, machine, name};
 use crate::control::Sample;
 use crate::daemon::{self, Chosen, Found, Ready};
 use crate::device;
@@ -83,7 +84,8 @@ pub struct Up {
     #[arg(long, help_heading = PLAIN)]
     dry_run: bool,
     /// Write the settings to NAME.toml in the configuration directory, with absolute paths, stable
-    /// names of drives, and marks that identify the drives
+    /// names of drives, and marks that identify the drives. Of a file that is there, comments and
+    /// order stay; settings that the volume does not have go, and are named
     #[arg(long, help_heading = PLAIN)]
     save: bool,
     /// Print JSON
@@ -97,11 +99,16 @@ impl Up {
         name::check(&self.name).map_err(Error::usage)?;
         let paths = Paths::of_this_user()?;
         let settings = self.settings(&paths)?;
+        if self.save {
+            // A file that can't be changed is an error before anything is made.
+            Saved::open(&paths.settings(&self.name))?;
+        }
         if self.ensure
             && let Some(sample) = ensure::up_as_asked(&paths, &self.name, &settings, self.json)?
         {
             self.refuse_others(&settings)?;
-            return self.print_unchanged(&sample);
+            let saved = self.save && self.save_settings(&settings, &paths)?;
+            return self.print_unchanged(&sample, saved);
         }
         let wanted = self.wanted(&settings)?;
         self.await_drives(&settings)?;
@@ -131,7 +138,7 @@ impl Up {
             self.print_ready(&chosen, ready)?;
             // A discarded log has been replaced by another one.
             if self.save || self.discard_log && settings.log_uuid.is_some() {
-                self.save_settings(&settings, &paths)?
+                self.save_settings(&settings, &paths)?;
             }
             match sound(&self.name, ready.loss.as_deref()) {
                 Err(e) if self.foreground => output::remark(&e.to_string()),
@@ -216,18 +223,24 @@ impl Up {
     }
 
     /// Writes the settings once they have proven to work. In the foreground a failure ends nothing.
-    fn save_settings(&self, settings: &Settings, paths: &Paths) -> Result<()> {
+    /// Returns whether the file changed.
+    fn save_settings(&self, settings: &Settings, paths: &Paths) -> Result<bool> {
         let file = paths.settings(&self.name);
         match settings.to_keep().and_then(|settings| settings.save(&file)) {
-            Ok(()) => output::remark(&format!("saved {}", file.display())),
-            Err(e) if self.foreground => output::remark(&format!("ztier: not saved: {e}")),
-            Err(e) => {
-                return Err(e
-                    .after(format_args!("volume `{}` is up, but ", self.name))
-                    .hint("mend that, then give --save again after `ztier down`"));
+            Ok(Change { is_other, gone }) => {
+                if is_other {
+                    output::remark(&format!("saved {}{}", file.display(), without(&gone)));
+                }
+                Ok(is_other)
             }
+            Err(e) if self.foreground => {
+                output::remark(&format!("ztier: not saved: {e}"));
+                Ok(false)
+            }
+            Err(e) => Err(e
+                .after(format_args!("volume `{}` is up, but ", self.name))
+                .and("then give --save again, with --ensure")),
         }
-        Ok(())
     }
 
     /// The settings from the flags; if no flag says what the volume is, completed from its file.
@@ -301,9 +314,11 @@ impl Up {
     }
 
     /// The result for a volume that was up as asked.
-    fn print_unchanged(&self, sample: &Sample) -> Result<()> {
+    fn print_unchanged(&self, sample: &Sample, saved: bool) -> Result<()> {
         if self.json {
-            output::json(&self.brought_up(&sample.plan, &sample.endpoints, sample.pid, None))?;
+            let mut all = self.brought_up(&sample.plan, &sample.endpoints, sample.pid, None);
+            all["changed"] = saved.into();
+            output::json(&all)?;
         } else {
             output::remark(&format!("{}: is up with these settings already", self.name));
             output::list(&sample.endpoints)?;
@@ -437,6 +452,14 @@ impl Up {
         rows.extend(writeback.map(|text| ("writeback", text)));
         rows.extend(plan.usage.as_ref().map(|usage| ("use", used_as(usage))));
         output::print(&output::pairs(&rows))
+    }
+}
+
+/// The text about settings that a file had, and the volume has not.
+fn without(gone: &[&str]) -> String {
+    match gone {
+        [] => String::new(),
+        gone => format!(", without its {}", gone.join(", ")),
     }
 }
 

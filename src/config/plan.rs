@@ -7,7 +7,7 @@ use super::machine;
 use super::name;
 use super::paths::{Paths, full};
 use super::settings::Settings;
-use super::size::{exact, human};
+use super::size::{Amount, exact, human};
 use super::usage::{self, Job, Usage};
 use crate::BLOCK_SIZE;
 use crate::device::{self, Algorithm, Recompress, Sector};
@@ -125,10 +125,7 @@ impl Plan {
             Error::usage(format!("volume `{volume}` has no size"))
                 .hint("add --size, like --size 3G")
         })?;
-        let super::Amount::Bytes(size_bytes) = size else {
-            return Err(Error::usage(format!("size {size} is a share, not a number of bytes"))
-                .hint("write it like 3G"));
-        };
+        let size_bytes = size_of(size);
         check_size(size_bytes)?;
         let segment_bytes = check_segment(settings)?;
         let threads = check_threads(settings, 2)?;
@@ -380,7 +377,7 @@ impl Plan {
         refuse_of_spill(settings)?;
         usage::refuse_with_log(settings)?;
         let size_bytes = match (settings.size, device::store_size(store)?) {
-            (Some(super::Amount::Bytes(asked)), Some(size)) if asked != size => {
+            (Some(Amount::Bytes(asked)), Some(size)) if asked != size => {
                 return Err(Error::usage(format!(
                     "the volume in {} has {}, not {}",
                     store.display(),
@@ -390,7 +387,7 @@ impl Plan {
                 .hint("leave out --size"));
             }
             (_, Some(size)) => size,
-            (Some(super::Amount::Bytes(size)), None) => size,
+            (Some(Amount::Bytes(size)), None) => size,
             (_, None) => {
                 return Err(Error::usage(format!("{} has no volume yet", store.display()))
                     .hint("give its size, like --size 1T"));
@@ -497,6 +494,16 @@ fn default_threads(least: u32) -> u32 {
     u32::try_from(cpus).unwrap_or(MOST_THREADS).clamp(least, 16)
 }
 
+/// The size of a device in bytes. A share of memory is rounded down to whole blocks.
+pub fn size_of(size: Amount) -> u64 {
+    match size {
+        Amount::Bytes(bytes) => bytes,
+        share @ Amount::Percent(_) => {
+            share.of(machine::memory_bytes()) / BLOCK_SIZE as u64 * BLOCK_SIZE as u64
+        }
+    }
+}
+
 /// Checks the size of a device in bytes.
 ///
 /// # Errors
@@ -563,10 +570,10 @@ fn refuse_of_spill(settings: &Settings) -> Result<()> {
 
 fn spill(settings: &Settings) -> Result<Option<SpillPlan>> {
     let daily_bytes = match settings.spill_daily {
-        Some(super::Amount::Percent(_)) => {
+        Some(Amount::Percent(_)) => {
             return Err(Error::usage("spill-daily is a number of bytes, like 20G"));
         }
-        Some(super::Amount::Bytes(bytes)) => bytes,
+        Some(Amount::Bytes(bytes)) => bytes,
         None => 0,
     };
     let Some(device) = &settings.spill else {
@@ -585,7 +592,7 @@ fn check_segment(settings: &Settings) -> Result<u32> {
         Error::usage(format!("segment {segment} {why}"))
             .hint("give a power of two from 32K to 16M, like 1M")
     };
-    let super::Amount::Bytes(bytes) = segment else {
+    let Amount::Bytes(bytes) = segment else {
         return Err(wrong("is a share, not a number of bytes"));
     };
     if !(u64::from(SMALLEST_SEGMENT)..=u64::from(LARGEST_SEGMENT)).contains(&bytes) {
