@@ -255,6 +255,13 @@ remedies! {
          what it held with --force",
         Loses::Log,
     );
+    /// A volume that is to be forgotten, with a log that holds data.
+    FORGET_HOLDS = Remedy::or(
+        "bring it up with `ztier up NAME`, then try again, which drains the log",
+        "bring it up with `ztier up NAME`, then try again, which drains the log; or give up what it \
+         held with --discard",
+        Loses::Log,
+    );
     /// A log that can't be used here and would be overwritten.
     LOG_HOLDS_ELSEWHERE = Remedy::or(
         "bring it to its backing store where it can be used",

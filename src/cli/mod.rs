@@ -5,14 +5,19 @@
 
 mod accept_loss;
 mod adapting;
+mod adopt;
+mod all;
 mod check;
 mod completions;
+mod disable;
 mod doctor;
 mod down;
 mod drain;
 mod ensure;
 mod estimate;
 mod files;
+mod forget;
+mod generator;
 mod list;
 mod log;
 mod manual;
@@ -25,6 +30,7 @@ mod progress_line;
 mod restart;
 mod run;
 mod sampler;
+mod service;
 mod set;
 mod stats;
 mod status;
@@ -70,6 +76,8 @@ enum Command {
     Top(top::Top),
     Metrics(metrics::Metrics),
     Set(set::Set),
+    Disable(disable::Disable),
+    Forget(forget::Forget),
     Swapon(swap::On),
     Swapoff(swap::Off),
     AcceptLoss(accept_loss::AcceptLoss),
@@ -83,6 +91,7 @@ enum Command {
     Completions(completions::Completions),
     Names(names::Names),
     Udev(udev::Udev),
+    Generator(generator::Generator),
     /// The daemon of one volume; started by `up`.
     #[command(hide = true)]
     Daemon {
@@ -161,6 +170,9 @@ pub fn main() -> ExitCode {
         Command::Up(up) => up.run(),
         Command::Down(down) => down.run(),
         Command::Drain(drain) => drain.run(),
+        Command::Disable(disable) => disable.run(),
+        Command::Forget(forget) => forget.run(),
+        Command::Generator(generator) => generator.run(),
         Command::AcceptLoss(accept) => accept.run(),
         Command::Restart(restart) => restart.run(),
         Command::Log(log) => log.run(),

@@ -2,10 +2,11 @@
 
 use super::files::{self, Made, Wanted};
 use super::progress_line::ProgressLine;
-use super::{adapting, ensure, output, sound, status};
+use super::service::{self, Manager};
+use super::{adapting, adopt, all, ensure, output, sound, status, told};
 use crate::config::export::Export;
 use crate::config::plan;
-use crate::config::saved::Change;
+use crate::config::saved::{BOOT, Change};
 use crate::config::size::{self, exact, human};
 use crate::config::usage::on_full;
 use crate::config::{Amount, Paths, Plan, Saved, Settings, Usage, machine, name};
@@ -18,6 +19,7 @@ use crate::system::usage;
 use clap::Args;
 use serde_json::json;
 use std::cell::Cell;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// No heading of its own, after those of the settings.
@@ -25,15 +27,39 @@ const PLAIN: Option<&str> = None;
 /// The heading of flags about what is on drives.
 const DRIVES: &str = "Drives that hold something";
 
+/// Flags for one volume alone.
+const ALONE: [&str; 16] = [
+    "name",
+    "log_size",
+    "spill_size",
+    "wipe",
+    "moved",
+    "accept_loss",
+    "accept_changed_backing",
+    "accept_older_log",
+    "discard_log",
+    "force",
+    "foreground",
+    "adopt",
+    "ensure",
+    "save",
+    "enable",
+    "json",
+];
+
 /// Make a volume and offer it as a block device or over NBD
 ///
 /// Without --size, --backing and --log the settings come from NAME.toml in the configuration
 /// directory. Once the volume is usable, prints what to open, one a line.
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(after_help = size::HELP)]
 pub struct Up {
     /// Name of the volume
-    name: String,
+    #[arg(required_unless_present = "all")]
+    name: Option<String>,
+    /// Every volume with a NAME.toml that is not up, except where that says `boot = false`
+    #[arg(long, help_heading = PLAIN, conflicts_with_all = ALONE)]
+    all: bool,
     #[command(flatten, next_help_heading = "Settings, also keys of NAME.toml")]
     settings: Settings,
     /// With --log FILE: make the file with this size if it is missing
@@ -80,6 +106,10 @@ pub struct Up {
     /// except that without --backing, --log, --spill or --nbd-listen there is to be none
     #[arg(long, help_heading = PLAIN, conflicts_with = "foreground")]
     ensure: bool,
+    /// With --foreground: if the volume is up with these settings, take it over from its daemon, as
+    /// `ztier restart` does
+    #[arg(long, help_heading = PLAIN, requires = "foreground")]
+    adopt: bool,
     /// Only say what would be made and where data would be durable
     #[arg(long, help_heading = PLAIN)]
     dry_run: bool,
@@ -88,6 +118,10 @@ pub struct Up {
     /// order stay; settings that the volume does not have go, and are named
     #[arg(long, help_heading = PLAIN)]
     save: bool,
+    /// As --save; and the volume comes up with the machine from now on, as the service ztier@NAME.
+    /// If it is up with these settings, that goes on. `ztier disable` undoes it
+    #[arg(long, help_heading = PLAIN, conflicts_with = "foreground")]
+    enable: bool,
     /// Print JSON
     #[arg(long, help_heading = PLAIN)]
     json: bool,
@@ -96,19 +130,24 @@ pub struct Up {
 impl Up {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
-        name::check(&self.name).map_err(Error::usage)?;
         let paths = Paths::of_this_user()?;
-        let settings = self.settings(&paths)?;
-        if self.save {
-            // A file that can't be changed is an error before anything is made.
-            Saved::open(&paths.settings(&self.name))?;
+        if self.all {
+            return self.run_all(&paths);
         }
-        if self.ensure
-            && let Some(sample) = ensure::up_as_asked(&paths, &self.name, &settings, self.json)?
+        name::check(self.name()).map_err(Error::usage)?;
+        let settings = self.settings(&paths)?;
+        if self.saves() {
+            // A file that can't be changed is an error before anything is made.
+            Saved::open(&paths.settings(self.name()))?;
+        }
+        if (self.ensure || self.enable)
+            && !self.dry_run
+            && let Some(sample) = ensure::up_as_asked(&paths, self.name(), &settings, self.json)?
         {
-            self.refuse_others(&settings)?;
-            let saved = self.save && self.save_settings(&settings, &paths)?;
-            return self.print_unchanged(&sample, saved);
+            return self.go_on(&settings, &sample, &paths);
+        }
+        if self.adopt && adopt::adopt(&paths, self.name(), &settings)? {
+            return Ok(());
         }
         let wanted = self.wanted(&settings)?;
         self.await_drives(&settings)?;
@@ -118,29 +157,74 @@ impl Up {
             files::refuse_readable(files.into_iter().flatten())?;
         }
         let chosen = daemon::choose(&settings)?;
-        let mut plan = self.plan(&settings, &chosen, &paths)?;
+        let plan = self.plan(&settings, &chosen, &paths)?;
         self.refuse_vain(&plan)?;
         self.refuse_second(&paths)?;
         plan.usage.as_ref().map_or(Ok(()), usage::refuse_unmounted)?;
         if self.dry_run {
             return self.print_plan(&plan, &chosen, &paths, &wanted);
         }
+        self.bring_up(&settings, (plan, chosen), &paths, &wanted)
+    }
+
+    /// The command for each volume that comes up with the machine.
+    fn run_all(self, paths: &Paths) -> Result<()> {
+        if self.settings != Settings::default() {
+            return Err(Error::usage("with --all each volume has the settings of its file")
+                .hint("leave the settings out, or name a volume"));
+        }
+        let (names, wrong) = all::at_boot(paths);
+        let done = all::each(names, |name| {
+            let is_up = paths.exists()? && matches!(daemon::settled(paths, name), Found::Up(_));
+            let one = Self { name: Some(name.to_owned()), all: false, ..self.clone() };
+            if is_up { Ok(()) } else { one.run() }
+        });
+        told(wrong.into_iter().chain(done.err()).collect())
+    }
+
+    /// What is left to do for a volume that is up as asked.
+    fn go_on(&self, settings: &Settings, sample: &Sample, paths: &Paths) -> Result<()> {
+        self.refuse_others(settings)?;
+        let saved = self.saves() && self.save_settings(settings, paths)?;
+        if !self.enable {
+            return self.print_unchanged(sample, saved);
+        }
+        service::enable(self.name())?;
+        let now = ensure::sample(paths, self.name())?;
+        self.print_unchanged(now.as_ref().unwrap_or(sample), saved)
+    }
+
+    /// Makes the volume, by a daemon or in this process.
+    fn bring_up(
+        &self,
+        settings: &Settings,
+        (mut plan, chosen): (Plan, Chosen),
+        paths: &Paths,
+        wanted: &[Wanted],
+    ) -> Result<()> {
         if self.foreground {
             inherit_sockets(&mut plan, settings.socket.is_some());
         }
+        if self.enable && Manager::find() == Manager::Runs {
+            // Its service begins the use: a device in use may not be able to wait for that.
+            plan.usage = None;
+        }
         let made = Cell::new(wanted.iter().map(Wanted::make).collect::<Result<Vec<Made>>>()?);
         let progress_line = ProgressLine::new();
-        let progress = |what: &str| progress_line.show(&format_args!("{}: {what}", self.name));
+        let progress = |what: &str| progress_line.show(&format_args!("{}: {what}", self.name()));
         let loss = Cell::new(None);
         let after = |ready: &Ready| {
             progress_line.end();
             made.take().into_iter().for_each(Made::keep);
-            self.print_ready(&chosen, ready)?;
+            match self.enable {
+                true => self.print_ready(&chosen, &self.enabled(settings, ready, paths)?)?,
+                false => self.print_ready(&chosen, ready)?,
+            }
             // A discarded log has been replaced by another one.
             if self.save || self.discard_log && settings.log_uuid.is_some() {
-                self.save_settings(&settings, &paths)?;
+                self.save_settings(settings, paths)?;
             }
-            match sound(&self.name, ready.loss.as_deref()) {
+            match sound(self.name(), ready.loss.as_deref()) {
                 Err(e) if self.foreground => output::remark(&e.to_string()),
                 _ => loss.set(ready.loss.clone()),
             }
@@ -149,18 +233,37 @@ impl Up {
         if self.foreground {
             let (patience, foreground, follows) = (daemon::LOOKERS, true, false);
             let wanted = &|| true;
-            let order =
-                daemon::Order { plan, paths: &paths, patience, foreground, follows, wanted };
-            daemon::run(order, &progress, after).and_then(|end| daemon::follow(end, &self.name))
+            let order = daemon::Order { plan, paths, patience, foreground, follows, wanted };
+            daemon::run(order, &progress, after).and_then(|end| daemon::follow(end, self.name()))
         } else {
-            after(&daemon::spawn(&plan, &paths, &progress)?)?;
-            sound(&self.name, loss.take().as_deref())
+            after(&daemon::spawn(&plan, paths, &progress)?)?;
+            sound(self.name(), loss.take().as_deref())
         }
+    }
+
+    /// Saves and enables a volume that has just come up. Returns it as it is then.
+    fn enabled(&self, settings: &Settings, ready: &Ready, paths: &Paths) -> Result<Ready> {
+        self.save_settings(settings, paths)?;
+        service::enable(self.name())?;
+        let mut ready = ready.clone();
+        if let Some(now) = ensure::sample(paths, self.name())? {
+            (ready.pid, ready.plan) = (now.pid, now.plan);
+        }
+        Ok(ready)
+    }
+
+    /// Whether the settings are written to a file.
+    fn saves(&self) -> bool {
+        self.save || self.enable
+    }
+
+    fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or_default()
     }
 
     /// The plan, with the flags that are meant once.
     fn plan(&self, settings: &Settings, chosen: &Chosen, paths: &Paths) -> Result<Plan> {
-        let mut plan = Plan::resolve(&self.name, settings, chosen.kind, paths)?;
+        let mut plan = Plan::resolve(self.name(), settings, chosen.kind, paths)?;
         if let Some(log) = &mut plan.log {
             (log.wipe, log.moved, log.accept_loss) = (self.wipe, self.moved, self.accept_loss);
             log.abandon = self.discard_log;
@@ -191,7 +294,7 @@ impl Up {
             e.hint(format!(
                 "look for the right one with `lsblk`, or if this is it: `ztier up {} --backing \
                  {backing}{log} --save`",
-                self.name
+                self.name()
             ))
         })
     }
@@ -225,8 +328,8 @@ impl Up {
     /// Writes the settings once they have proven to work. In the foreground a failure ends nothing.
     /// Returns whether the file changed.
     fn save_settings(&self, settings: &Settings, paths: &Paths) -> Result<bool> {
-        let file = paths.settings(&self.name);
-        match settings.to_keep().and_then(|settings| settings.save(&file)) {
+        let file = paths.settings(self.name());
+        match settings.to_keep().and_then(|settings| self.keep(settings, &file)) {
             Ok(Change { is_other, gone }) => {
                 if is_other {
                     output::remark(&format!("saved {}{}", file.display(), without(&gone)));
@@ -238,9 +341,18 @@ impl Up {
                 Ok(false)
             }
             Err(e) => Err(e
-                .after(format_args!("volume `{}` is up, but ", self.name))
+                .after(format_args!("volume `{}` is up, but ", self.name()))
                 .and("then give --save again, with --ensure")),
         }
+    }
+
+    fn keep(&self, settings: Settings, file: &Path) -> Result<Change> {
+        let mut saved = Saved::open(file)?;
+        if self.enable {
+            saved.remove(BOOT);
+        }
+        let gone = saved.replace(&Settings { boot: None, ..settings })?;
+        Ok(Change { is_other: saved.write()?, gone })
     }
 
     /// The settings from the flags; if no flag says what the volume is, completed from its file.
@@ -250,14 +362,17 @@ impl Up {
         if flags.size.is_some() || flags.backing.is_some() || flags.log.is_some() {
             return Ok(flags);
         }
-        let file = paths.settings(&self.name);
+        let file = paths.settings(self.name());
         if let Some(saved) = Settings::load(&file)? {
             return Ok(flags.over(saved));
         }
         let saved = Paths::names_in(&paths.config, &["toml"]);
-        let near = name::nearest(&self.name, saved.iter().map(String::as_str));
-        let error =
-            Error::usage(format!("volume `{}` has no --size and no {}", self.name, file.display()));
+        let near = name::nearest(self.name(), saved.iter().map(String::as_str));
+        let error = Error::usage(format!(
+            "volume `{}` has no --size and no {}",
+            self.name(),
+            file.display()
+        ));
         Err(match near {
             Some(near) => error.hint(format!("add --size, or did you mean `{near}`?")),
             None => error.hint("add --size, like --size 3G"),
@@ -284,7 +399,7 @@ impl Up {
     }
 
     fn refuse_second(&self, paths: &Paths) -> Result<()> {
-        let name = &self.name;
+        let name = self.name();
         if !paths.exists()? || !matches!(daemon::settled(paths, name), Found::Up(_)) {
             return Ok(());
         }
@@ -301,7 +416,7 @@ impl Up {
         why: Option<&str>,
     ) -> serde_json::Value {
         json!({
-            "name": self.name,
+            "name": self.name(),
             "changed": why.is_some(),
             "endpoints": endpoints,
             "pid": pid,
@@ -320,10 +435,10 @@ impl Up {
             all["changed"] = saved.into();
             output::json(&all)?;
         } else {
-            output::remark(&format!("{}: is up with these settings already", self.name));
+            output::remark(&format!("{}: is up with these settings already", self.name()));
             output::list(&sample.endpoints)?;
         }
-        sound(&self.name, sample.stats.loss().as_deref())
+        sound(self.name(), sample.stats.loss().as_deref())
     }
 
     fn print_ready(&self, chosen: &Chosen, ready: &Ready) -> Result<()> {
@@ -385,9 +500,10 @@ impl Up {
         }
         makes.extend(wanted.iter().map(Wanted::describe));
         makes.push(format!("control socket {}", paths.volume(&plan.name).control.display()));
-        if self.save {
+        if self.saves() {
             makes.push(format!("file {}", paths.settings(&plan.name).display()));
         }
+        makes.extend(self.enable.then(|| service::unit(self.name())));
         makes
     }
 

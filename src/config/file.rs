@@ -1,6 +1,6 @@
 //! `NAME.toml`: the settings of a volume, with the same keys as `ztier up` has flags.
 //!
-//! Invariant: what `Settings::save` writes, [`Settings::load`] reads as the same settings.
+//! Invariant: what `Saved` writes, [`Settings::load`] reads as the same settings.
 
 use super::lasting::lasting;
 use super::name;
@@ -157,6 +157,7 @@ fn explain(message: &str) -> (String, Option<String>) {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::super::export::Choice;
+    use super::super::saved::Saved;
     use super::super::settings::Use;
     use super::super::settings::{KEYS, describe};
     use super::super::size::{Amount, Limit};
@@ -213,7 +214,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("new/x.toml");
         assert_eq!(Settings::load(&path).unwrap(), None);
-        full().save(&path).unwrap();
+        let mut saved = Saved::open(&path).unwrap();
+        assert_eq!(saved.replace(&full()).unwrap(), [""; 0]);
+        assert!(saved.write().unwrap());
         assert_eq!(Settings::load(&path).unwrap(), Some(full()));
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
     }

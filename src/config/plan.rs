@@ -243,6 +243,14 @@ impl Plan {
         self.take_over = false;
     }
 
+    /// The same volume, used as `settings` say.
+    ///
+    /// # Errors
+    /// The settings contradict each other.
+    pub fn with_use(&self, settings: &Settings) -> Result<Self> {
+        Ok(Self { usage: usage::resolve(settings, &self.export)?, ..self.clone() })
+    }
+
     /// The same volume with a log on another drive, or none.
     ///
     /// # Errors

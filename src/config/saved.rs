@@ -16,19 +16,6 @@ const MARKS: [&str; 2] = ["log-uuid", "backing-id"];
 /// The key that says whether the volume comes up with the machine.
 pub const BOOT: &str = "boot";
 
-impl Settings {
-    /// Writes the settings to `path` in one step, making its directory if need be. Of a file that
-    /// is there, what is not a setting stays. Returns what changed.
-    ///
-    /// # Errors
-    /// When the directory or file can't be written; then the old file is still there.
-    pub fn save(&self, path: &Path) -> Result<Change> {
-        let mut saved = Saved::open(path)?;
-        let gone = saved.replace(self)?;
-        Ok(Change { is_other: saved.write()?, gone })
-    }
-}
-
 /// What saving changed in a file.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Change {

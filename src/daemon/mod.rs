@@ -50,6 +50,7 @@ mod threads;
 mod troubles;
 mod using;
 
+pub use events::look_at;
 pub use itself::outlive_file_limit;
 pub use lifetime::{LOOKERS, Order, Ready, run};
 pub use phase::End;
