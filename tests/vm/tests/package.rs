@@ -256,7 +256,7 @@ fn booted(machine: &Machine) {
     let state = "systemctl is-system-running --wait; systemctl --failed --no-legend; \
                  systemctl is-active ztier@auto; systemctl is-enabled ztier@auto; \
                  ztier list -o name --no-headings; [ -b /dev/ztier/auto ]";
-    assert_eq!(ok(machine, state), "running\nactive\ndisabled\nauto\n");
+    assert_eq!(ok(machine, state), "running\nactive\nenabled-runtime\nauto\n");
     let log = ok(machine, "dmesg | grep ztier-generator | sed 's/.*ztier-gen/ztier-gen/'");
     let said = "ztier-generator: /etc/ztier/bad.toml:1: ";
     assert!(log.starts_with(said) && log.lines().count() == 1, "{log}");
@@ -294,8 +294,9 @@ fn booted(machine: &Machine) {
         assert_eq!(ok(machine, set), before);
     }
     let left = "systemctl --failed --no-legend; systemctl list-units --no-legend 'ztier*'; \
-                ls /etc/ztier; ls /run/ztier /var/lib/ztier /etc/systemd/system | grep -E 'ztier'; true";
-    assert_eq!(ok(machine, left), "README\n/run/ztier:\n/var/lib/ztier:\n");
+                find /etc/ztier /run/ztier /var/lib/ztier /etc/systemd/system -name '*ztier*' \
+                -o -path '*/ztier/*' 2>&-; true";
+    assert_eq!(ok(machine, left), "/etc/ztier\n/etc/ztier/README\n/run/ztier\n");
 }
 
 /// Runs a document's commands for root; returns the error, if any.
