@@ -180,6 +180,9 @@ fn a_service_goes_on_with_the_data_of_a_volume_that_is_up() {
 fn what_was_not_done_is_said() {
     let up = ["up", "vol", "--size", "64M", "--export", "nbd", "--enable"];
     let service = Service::new("offline");
+    let plan = service.ztier(&[&up[..], &["--dry-run"]].concat()).ok();
+    assert!(plan.contains("vol.toml, ztier@vol.service"), "{plan}");
+    assert_eq!((service.saved("vol"), service.calls()), (String::new(), vec![]));
     let done = service.ztier(&up);
     assert!(
         done.err.contains("comes up at the next boot, as ztier@vol.service; until"),

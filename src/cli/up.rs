@@ -12,9 +12,9 @@ use crate::config::usage::on_full;
 use crate::config::{Amount, Paths, Plan, Saved, Settings, Usage, machine, name};
 use crate::control::Sample;
 use crate::daemon::{self, Chosen, Found, Ready};
-use crate::device;
-use crate::device::Algorithm;
+use crate::device::{self, Algorithm, Known};
 use crate::error::{Error, Result};
+use crate::remedy;
 use crate::system::usage;
 use clap::Args;
 use serde_json::json;
@@ -130,6 +130,11 @@ pub struct Up {
 impl Up {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
+        let name = self.name().to_owned();
+        self.act().map_err(|e| e.of(&name))
+    }
+
+    fn act(self) -> Result<()> {
         let paths = Paths::of_this_user()?;
         if self.all {
             return self.run_all(&paths);
@@ -141,7 +146,6 @@ impl Up {
             Saved::open(&paths.settings(self.name()))?;
         }
         if (self.ensure || self.enable)
-            && !self.dry_run
             && let Some(sample) = ensure::up_as_asked(&paths, self.name(), &settings, self.json)?
         {
             return self.go_on(&settings, &sample, &paths);
@@ -151,7 +155,7 @@ impl Up {
         }
         let wanted = self.wanted(&settings)?;
         self.await_drives(&settings)?;
-        self.refuse_others(&settings)?;
+        self.refuse_others(&settings, &paths)?;
         if !settings.allow_readable.unwrap_or(false) {
             let files = [settings.log_drive(), settings.spill.as_deref()];
             files::refuse_readable(files.into_iter().flatten())?;
@@ -184,7 +188,10 @@ impl Up {
 
     /// What is left to do for a volume that is up as asked.
     fn go_on(&self, settings: &Settings, sample: &Sample, paths: &Paths) -> Result<()> {
-        self.refuse_others(settings)?;
+        self.refuse_others(settings, paths)?;
+        if self.dry_run {
+            return self.print_unchanged(sample, false);
+        }
         let saved = self.saves() && self.save_settings(settings, paths)?;
         if !self.enable {
             return self.print_unchanged(sample, saved);
@@ -274,6 +281,7 @@ impl Up {
             spill.wipe = self.wipe;
         }
         plan.take_over = self.force;
+        plan.abandon_log = self.discard_log && plan.log.is_none();
         Ok(plan)
     }
 
@@ -285,10 +293,15 @@ impl Up {
     }
 
     /// Refuses other drives than those that the settings were saved with.
-    fn refuse_others(&self, settings: &Settings) -> Result<()> {
+    fn refuse_others(&self, settings: &Settings, paths: &Paths) -> Result<()> {
         let (log, backing) = (settings.log_drive(), settings.backing.as_deref());
         let log = log.filter(|_| !self.discard_log);
         settings.marks().check(log, backing).map_err(|e| {
+            if let (Some(log), Some(backing)) = (log, backing)
+                && let Ok(Known::Lacking(_)) = device::known(&paths.state, backing)
+            {
+                return e.hint(remedy::LOG_REPLACED.on(backing, Some(log)));
+            }
             let log = log.map_or(String::new(), |log| format!(" --log {}", log.display()));
             let backing = backing.map_or(String::new(), |drive| drive.display().to_string());
             e.hint(format!(
@@ -304,7 +317,7 @@ impl Up {
         let of_log = [
             ("--moved", self.moved),
             ("--accept-loss", self.accept_loss),
-            ("--discard-log", self.discard_log),
+            ("--discard-log", self.discard_log && (plan.backing.is_none() || plan.is_in_store())),
             ("--accept-changed-backing", self.accept_changed_backing),
             ("--accept-older-log", self.accept_older_log),
         ];
@@ -388,6 +401,10 @@ impl Up {
         for drive in [backing, log, spill].into_iter().flatten() {
             while self.wait > 0 && !drive.exists() {
                 if Instant::now() >= end {
+                    if Some(drive) == log {
+                        // Opening it says what it held, and what to do without it.
+                        break;
+                    }
                     let (drive, seconds) = (drive.display(), self.wait);
                     return Err(Error::failure(format!("{drive} is not there after {seconds} s"))
                         .hint("look for it with `lsblk`: it may have another name now"));

@@ -77,6 +77,9 @@ pub struct Plan {
     /// Take a volume in a store from an owner that may be alive.
     #[serde(default)]
     pub take_over: bool,
+    /// Go on without a log that is gone, with the backing store alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub abandon_log: bool,
     /// The spill device, which takes the coldest data when memory is full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spill: Option<SpillPlan>,
@@ -149,6 +152,7 @@ impl Plan {
             log: None,
             backing: None,
             take_over: false,
+            abandon_log: false,
             spill,
             job: None,
         })
@@ -240,7 +244,7 @@ impl Plan {
         if let Some(spill) = &mut self.spill {
             spill.wipe = false;
         }
-        self.take_over = false;
+        (self.take_over, self.abandon_log) = (false, false);
     }
 
     /// The same volume, used as `settings` say.
@@ -324,6 +328,7 @@ impl Plan {
             log: Some(plan),
             backing: None,
             take_over: false,
+            abandon_log: false,
             spill: None,
             usage: None,
             job: None,
@@ -361,6 +366,7 @@ impl Plan {
             log: None,
             backing: Some(backing),
             take_over: false,
+            abandon_log: false,
             spill: None,
             usage: None,
             job: None,
@@ -421,6 +427,7 @@ impl Plan {
             backing: log.is_none().then(|| store.to_owned()),
             log,
             take_over: false,
+            abandon_log: false,
             spill: None,
             usage: None,
             job: None,
