@@ -119,6 +119,22 @@ impl Error {
         self.hint(format!("{hint}{further}"))
     }
 
+    /// Fills the name of the volume into the commands that are advised, in place of `NAME`. Advice
+    /// of a daemon is part of the text.
+    #[must_use]
+    pub fn of(mut self, name: &str) -> Self {
+        const COMMANDS: [&str; 4] = ["up", "down", "restart", "status"];
+        let fill = |text: String| {
+            let fill = |text: String, command| {
+                let before = format!("`ztier {command} NAME");
+                text.replace(&before, &format!("`ztier {command} {name}"))
+            };
+            COMMANDS.into_iter().fold(text, fill)
+        };
+        (self.text, self.hint) = (fill(self.text), self.hint.map(fill));
+        self
+    }
+
     /// Puts `before` in front of the text.
     #[must_use]
     pub fn after(mut self, before: impl fmt::Display) -> Self {

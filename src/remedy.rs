@@ -5,6 +5,7 @@
 //! loses data first names a way without loss, unless there is none; it says what is lost.
 
 use std::fmt;
+use std::path::Path;
 
 /// Data lost by following advice to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +52,12 @@ impl Remedy {
     /// Advice for a case without any way that loses nothing.
     const fn last(text: &'static str, loses: Loses) -> Self {
         Self { text, loses, instead: None }
+    }
+
+    /// The text for a volume with this backing store, and for its log on `log`, if that is known.
+    pub fn on(&self, backing: &Path, log: Option<&Path>) -> String {
+        let text = self.text.replace("BACKING", &backing.display().to_string());
+        log.map_or(text.clone(), |log| text.replace("DEV", &log.display().to_string()))
     }
 
     /// The text for the volume `name`.
@@ -150,7 +157,8 @@ remedies! {
     );
     /// A log has failed for good, and the volume works without it.
     LOG_WORN = Remedy::safe(
-        "nothing is lost; give it another log with `ztier restart NAME --log DEV`, or none",
+        "nothing is lost; `ztier restart NAME --log DEV` gives it another log, `ztier restart NAME --log \
+         none` none",
     );
     /// A spill device fails writes.
     SPILL_FAILS = Remedy::safe(
@@ -192,6 +200,22 @@ remedies! {
     /// The log is missing that holds what the backing store lacks.
     LOG_MISSED = Remedy::or(
         "bring that log back",
+        "bring that log back; only if it is gone for good, go on without what it held, on another \
+         drive (`ztier up NAME --backing BACKING --log DEV --discard-log --save`) or without a log \
+         (`ztier up NAME --backing BACKING --log none --discard-log --save`)",
+        Loses::Log,
+    );
+    /// A drive without a log in place of that of the log, which held what the backing store lacks.
+    LOG_REPLACED = Remedy::or(
+        "look for the right one with `lsblk`",
+        "look for the right one with `lsblk`; only if the log is gone for good and this drive replaces \
+         it, go on without what it held: `ztier up NAME --backing BACKING --log DEV --discard-log \
+         --save`",
+        Loses::Log,
+    );
+    /// As [`LOG_MISSED`], before a store of objects.
+    LOG_MISSED_STORE = Remedy::or(
+        "bring that log back",
         "bring that log back; only if it is gone for good, go on without what it held: \
          --discard-log, with another --log",
         Loses::Log,
@@ -200,7 +224,8 @@ remedies! {
     LOG_MISSED_PASSTHROUGH = Remedy::or(
         "bring it up with that --log, then drain it (`ztier restart NAME --log none`)",
         "bring it up with that --log, then drain it (`ztier restart NAME --log none`); only if that \
-         log is gone for good, go on without what it held: any new file as --log, and --discard-log",
+         log is gone for good, go on without what it held: `ztier up NAME --backing BACKING --log \
+         none --discard-log --save`",
         Loses::Log,
     );
     /// A volume in a store whose owner was alive a moment ago.
@@ -253,6 +278,13 @@ remedies! {
         "bring it to the backing store with `ztier up NAME` and `ztier down NAME --drain`",
         "bring it to the backing store with `ztier up NAME` and `ztier down NAME --drain`, or give up \
          what it held with --force",
+        Loses::Log,
+    );
+    /// A volume that is to be forgotten, with a log that holds data.
+    FORGET_HOLDS = Remedy::or(
+        "bring it up with `ztier up NAME`, then try again, which drains the log",
+        "bring it up with `ztier up NAME`, then try again, which drains the log; or give up what it \
+         held with --discard",
         Loses::Log,
     );
     /// A log that can't be used here and would be overwritten.

@@ -147,3 +147,91 @@ fn a_log_that_was_given_up_is_no_longer_expected() {
     sandbox.ztier(&["up", "vol"]).ok();
     sandbox.ztier(&["down", "vol"]).ok();
 }
+
+const WRITTEN: &str = "\
+# For the archive.
+size = '64M' # enough
+ram-limit = '40M'
+threads = 3
+";
+
+/// A volume in memory by a file with comments.
+fn by_file(sandbox: &Sandbox) -> PathBuf {
+    fs::create_dir_all(sandbox.config_dir()).unwrap();
+    let file = sandbox.config_dir().join("vol.toml");
+    fs::write(&file, WRITTEN).unwrap();
+    file
+}
+
+#[test]
+fn set_saves_what_it_changed_and_nothing_else() {
+    let sandbox = Sandbox::new();
+    let file = by_file(&sandbox);
+    sandbox.ztier(&["up", "vol", "--export", "nbd"]).ok();
+    let set = |change: &[&str]| sandbox.ztier(&[&["set", "vol"], change].concat());
+    set(&["ram-limit=39M"]).ok();
+    assert_eq!(saved(&sandbox), WRITTEN, "without --save");
+    let done = set(&["size=80M", "ram-limit=38M", "--save"]);
+    assert!(done.err.contains(&format!("saved {}", file.display())), "{done:?}");
+    let after = WRITTEN.replace("'64M'", "\"80M\"").replace("'40M'", "\"38M\"");
+    assert_eq!(saved(&sandbox), after);
+    assert_eq!(set(&["ram-limit=38M", "--save"]).err, "", "nothing to save");
+
+    // An unknown key stays, and is named before anything changes.
+    let unknown = format!("{after}colour = 'blue'\n");
+    fs::write(&file, &unknown).unwrap();
+    set(&["ram-limit=37M", "--save"]).refused(2, &["vol.toml:5: unknown key `colour`"]);
+    assert_eq!(saved(&sandbox), unknown);
+    assert_eq!(sandbox.status("vol")["ram_limit_bytes"], 38 << 20);
+
+    fs::remove_file(&file).unwrap();
+    set(&["ram-limit=36M", "--save"]).refused(2, &["no configuration", "`ztier up vol … --save`"]);
+    assert!(!file.exists());
+    set(&["recompress=now", "--save"]).refused(2, &["nothing to save"]);
+    // That makes it.
+    let up = ["up", "vol", "--size", "80M", "--ensure", "--save", "--json"];
+    assert_eq!(sandbox.ztier(&up).json()["changed"], true);
+    assert_eq!(saved(&sandbox), "size = \"80M\"\n");
+    assert_eq!(sandbox.ztier(&up).json()["changed"], false);
+    set(&["ram-limit=auto", "ram-max=60M", "--save"]).ok();
+    let bounds = "size = \"80M\"\nram-limit = \"auto\"\nram-max = \"60M\"\n";
+    assert_eq!(saved(&sandbox), bounds);
+    // A fixed limit has no bounds.
+    set(&["ram-limit=36M", "--save"]).ok();
+    assert_eq!(saved(&sandbox), "size = \"80M\"\nram-limit = \"36M\"\n");
+    sandbox.ztier(&["down", "vol"]).ok();
+    sandbox.ztier(&["up", "vol", "--export", "nbd"]).ok();
+    assert_eq!(sandbox.status("vol")["ram_limit_bytes"], 36 << 20);
+}
+
+#[test]
+fn up_saves_into_the_file_that_is_there() {
+    let sandbox = Sandbox::new();
+    let file = by_file(&sandbox);
+    let up = ["up", "vol", "--size", "32M", "--export", "nbd", "--threads", "3", "--save"];
+    let done = sandbox.ztier(&up);
+    let text = format!("saved {}, without its ram-limit", file.display());
+    assert!(done.err.contains(&text), "{done:?}");
+    let after = WRITTEN.replace("'64M'", "\"32M\"").replace("ram-limit = '40M'\n", "");
+    assert_eq!(saved(&sandbox), after + "export = \"nbd\"\n");
+    sandbox.ztier(&["down", "vol"]).ok();
+
+    // What is no TOML is an error before anything is made.
+    fs::write(&file, "size = \n").unwrap();
+    sandbox.ztier(&up).refused(2, &["vol.toml:1: "]);
+    assert_eq!(sandbox.files(), [""; 0]);
+    assert_eq!(saved(&sandbox), "size = \n");
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_keeps_the_old_file() {
+    let sandbox = Sandbox::new();
+    let file = by_file(&sandbox);
+    sandbox.ztier(&["up", "vol", "--export", "nbd"]).ok();
+    // Root may write to any directory; over a directory none can rename a file.
+    let new = file.with_extension("toml.new");
+    fs::create_dir(&new).unwrap();
+    let what = ["is changed, but cannot write", "vol.toml", "make its directory writable"];
+    sandbox.ztier(&["set", "vol", "ram-limit=38M", "--save"]).refused(1, &what);
+    assert_eq!(saved(&sandbox), WRITTEN);
+}

@@ -259,6 +259,47 @@ fn what_is_set_is_put_back() {
 }
 
 #[test]
+fn a_configured_use_sets_the_same_and_puts_it_back() {
+    let (turn, sandbox) = (Turn::wait(), Sandbox::new());
+    let name = name("use");
+    if missing(&["mkswap", "swapon", "swapoff", "blkid"]) {
+        return;
+    }
+    set("page-cluster", 2);
+    set("swappiness", 70);
+    let up = |more: &[&str]| {
+        let up = ["up", &name, "--size", "16M", "--export", "fuse", "--use", "swap", "--ensure"];
+        sandbox.ztier(&[&up, more].concat())
+    };
+    let done = up(&["--save"]);
+    let lacks = ["must not carry swap", "does not work here"];
+    if done.status != 0 && lacks.iter().any(|text| done.err.contains(text)) {
+        println!("skipped: {}", done.err.trim());
+        return;
+    }
+    done.ok();
+    assert_eq!(settings(), [5, 100]);
+    up(&["--page-cluster", "3"]).refused(7, &["page-cluster is 5 (asked: 3)"]);
+    // After a kill another daemon goes on, and still knows what was before.
+    sandbox.kill(&name);
+    sandbox.ztier(&["restart", &name]).ok();
+    assert_eq!(settings(), [5, 100]);
+    sandbox.ztier(&["down", &name]).ok();
+    assert_eq!(settings(), [2, 70]);
+
+    up(&["--page-cluster", "keep", "--swappiness", "150", "--save"]).ok();
+    assert_eq!(settings(), [2, 150]);
+    sandbox.ztier(&["down", &name]).ok();
+    sandbox.ztier(&["up", &name]).ok();
+    assert_eq!(settings(), [2, 150], "by the file");
+    set("swappiness", 90);
+    sandbox.ztier(&["down", &name]).ok();
+    assert_eq!(settings(), [2, 90], "another process set it");
+    up(&["--swappiness", "201"]).refused(2, &["vm.swappiness can't be 201", "0 to 200"]);
+    drop(turn);
+}
+
+#[test]
 fn the_last_of_several_puts_settings_back() {
     let (turn, sandbox) = (Turn::wait(), Sandbox::new());
     let (one, two) = (name("one"), name("two"));

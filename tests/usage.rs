@@ -3,12 +3,14 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
+    pub mod machine;
     pub mod sandbox;
     pub mod shell;
 }
 
 use std::fs;
 use std::path::PathBuf;
+use support::machine::Turn;
 use support::sandbox::Sandbox;
 use support::shell::missing;
 
@@ -177,7 +179,7 @@ fn what_is_in_it_outlives_the_daemon() {
 
 #[test]
 fn swap_is_made_enabled_and_ended() {
-    let sandbox = Sandbox::new();
+    let (_turn, sandbox) = (Turn::wait(), Sandbox::new());
     if no_block_device(&sandbox) || missing(&["mkswap", "swapon"]) {
         return;
     }

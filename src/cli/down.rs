@@ -1,6 +1,6 @@
 //! `ztier down`: end a volume, or remove what a dead daemon left.
 
-use super::{drain, output, sound, unknown};
+use super::{all, drain, output, sound, unknown};
 use crate::config::size::human;
 use crate::config::{Paths, Usage, name};
 use crate::control::{Client, Ended, LeftInLog, Request};
@@ -29,7 +29,11 @@ const PATIENCE_TO_EXIT: Duration = Duration::from_secs(20);
 #[derive(Args)]
 pub struct Down {
     /// Name of the volume
-    name: String,
+    #[arg(required_unless_present = "all")]
+    name: Option<String>,
+    /// Every volume that is up, or left by a daemon that died
+    #[arg(long, conflicts_with_all = ["name", "json"])]
+    all: bool,
     /// Give up the data that exists only in memory
     #[arg(long)]
     discard: bool,
@@ -50,16 +54,21 @@ pub struct Down {
 impl Down {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
-        name::check(&self.name).map_err(Error::usage)?;
         let paths = Paths::of_this_user()?;
+        if self.all {
+            let names = if paths.exists()? { daemon::names(&paths) } else { Vec::new() };
+            let flags = (self.discard, self.drain, self.force);
+            return all::each(names, |name| Self::of(name, flags).run());
+        }
+        name::check(self.name()).map_err(Error::usage)?;
         if !paths.exists()? {
             return self.none(&paths);
         }
-        match daemon::reach(&paths, &self.name) {
+        match daemon::reach(&paths, self.name()) {
             Found::Up(state) => self.end_or_force(&paths, state.as_deref()),
             Found::Dead(_) | Found::Broken(_) => self.end_dead(&paths),
             Found::Nothing => {
-                state::forget(&paths.volume(&self.name));
+                state::forget(&paths.volume(self.name()));
                 self.none(&paths)
             }
         }
@@ -67,21 +76,25 @@ impl Down {
 
     /// There is no such volume: an error, unless that was asked for.
     fn none(&self, paths: &Paths) -> Result<()> {
-        let unknown = unknown(paths, &self.name);
+        let unknown = unknown(paths, self.name());
         if !self.if_exists {
             return Err(unknown);
         }
         output::remark(&unknown.to_string());
-        if self.json { output::json(&json!({"name": self.name, "changed": false})) } else { Ok(()) }
+        if self.json {
+            output::json(&json!({"name": self.name(), "changed": false}))
+        } else {
+            Ok(())
+        }
     }
 
     /// Prints what was done: `removed` of what a dead daemon had left, or how the volume ended.
     fn print(&self, text: &str, removed: &[String], ended: &Ended) -> Result<()> {
         if !self.json {
-            return output::print(&format!("{}{text}\n", self.name));
+            return output::print(&format!("{}{text}\n", self.name()));
         }
         output::json(&json!({
-            "name": self.name,
+            "name": self.name(),
             "changed": true,
             "removed": removed,
             "left": ended.left,
@@ -92,7 +105,7 @@ impl Down {
 
     /// Ends a daemon that is alive or that the kernel is just ending.
     fn end_or_force(&self, paths: &Paths, state: Option<&State>) -> Result<()> {
-        let files = paths.volume(&self.name);
+        let files = paths.volume(self.name());
         let process = match silent::answering(&files, PATIENCE_TO_ANSWER) {
             Answering::Yes => return self.end(paths, state),
             Answering::Gone => return self.end_dead(paths),
@@ -108,7 +121,7 @@ impl Down {
 
     /// Cleans up after a dead daemon, unless that would give up memory that is kept.
     fn end_dead(&self, paths: &Paths) -> Result<()> {
-        if let Found::Nothing = daemon::find(paths, &self.name) {
+        if let Found::Nothing = daemon::find(paths, self.name()) {
             return self.print(" is down", &[], &Ended::default()); // it cleaned up itself
         }
         self.refuse_kept(paths)?;
@@ -120,20 +133,20 @@ impl Down {
         let is_passthrough =
             state.is_some_and(|s| s.plan.backing.is_some() && s.plan.log.is_none());
         if self.drain && !is_passthrough {
-            drain::drain_most(paths, &self.name)?;
+            drain::drain_most(paths, self.name())?;
         }
         let ended = self.stop(paths)?;
-        if let Found::Dead(_) | Found::Broken(_) = daemon::find(paths, &self.name) {
+        if let Found::Dead(_) | Found::Broken(_) = daemon::find(paths, self.name()) {
             // The daemon could not remove everything: a device taken by force is still held, or the
             // kernel took too long.
-            let name = &self.name;
+            let name = self.name();
             self.remove(paths).map_err(|e| {
                 e.after(format_args!("volume `{name}` is stopped, but "))
                     .and(format!("then `ztier down {name}` again"))
             })?;
         }
         self.print(" is down", &[], &ended)?;
-        let lost = sound(&self.name, ended.loss.as_deref());
+        let lost = sound(self.name(), ended.loss.as_deref());
         let Some(left) = &ended.left else { return lost };
         if self.drain {
             lost.unwrap_or_else(|e| output::remark(&e.to_string()));
@@ -146,7 +159,7 @@ impl Down {
 
     /// What the user must know before the backing store is used alone.
     fn about(&self, left: &LeftInLog) -> String {
-        let (name, backing) = (&self.name, left.backing.display());
+        let (name, backing) = (self.name(), left.backing.display());
         format!(
             "{name}: {} are on {} only; before {backing} is used alone, bring the volume up again \
              and take it down with --drain",
@@ -157,7 +170,7 @@ impl Down {
 
     /// Asks the daemon to end and waits until it has. Returns what became of the volume.
     fn stop(&self, paths: &Paths) -> Result<Ended> {
-        let files = paths.volume(&self.name);
+        let files = paths.volume(self.name());
         let (discard, force, drain) = (self.discard, self.force, self.drain);
         let request = Request::Down { discard, force, drain };
         let ended = Client::new(&files.control).ask(&request, PATIENCE)?;
@@ -166,9 +179,9 @@ impl Down {
             if Instant::now() >= deadline {
                 return Err(Error::busy(format!(
                     "volume `{}` is stopped, but its daemon does not end",
-                    self.name
+                    self.name()
                 ))
-                .hint(format!("see `ztier list`, then `ztier down {}` again", self.name)));
+                .hint(format!("see `ztier list`, then `ztier down {}` again", self.name())));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -209,13 +222,26 @@ impl Down {
     }
 
     fn discarding(name: &str) -> Self {
-        let (drain, force, if_exists, json) = (false, false, false, false);
-        Self { name: name.to_owned(), discard: true, drain, force, if_exists, json }
+        Self::of(name, (true, false, false))
+    }
+
+    /// The command for a volume that is forgotten afterwards. Its log is drained, if it has one.
+    pub(super) fn to_forget(name: &str, discard: bool, has_log: bool) -> Self {
+        Self::of(name, (discard, has_log && !discard, false))
+    }
+
+    fn of(name: &str, (discard, drain, force): (bool, bool, bool)) -> Self {
+        let (if_exists, all, json) = (true, false, false);
+        Self { name: Some(name.to_owned()), all, discard, drain, force, if_exists, json }
+    }
+
+    fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or_default()
     }
 
     /// Refuses to give up the memory that is kept of a dead daemon, without `--discard`.
     fn refuse_kept(&self, paths: &Paths) -> Result<()> {
-        let name = &self.name;
+        let name = self.name();
         if self.discard || !Kept::is_there(&paths.volume(name).keep) {
             return Ok(());
         }
@@ -234,8 +260,8 @@ impl Down {
 
     /// Removes what a dead daemon left.
     fn remove(&self, paths: &Paths) -> Result<Vec<String>> {
-        let files = paths.volume(&self.name);
-        if let Found::Dead(state) = daemon::find(paths, &self.name)
+        let files = paths.volume(self.name());
+        if let Found::Dead(state) = daemon::find(paths, self.name())
             && swap_waits(&state)
             && Kept::is_there(&files.keep)
         {
@@ -245,7 +271,7 @@ impl Down {
             }
         }
         let Some(lock) = Lock::acquire(&files, Duration::from_secs(1))? else {
-            return Err(Error::busy(format!("volume `{}` came up just now", self.name))
+            return Err(Error::busy(format!("volume `{}` came up just now", self.name()))
                 .hint("look with `ztier list`"));
         };
         if self.force { state::clean_by_force(lock, &files) } else { state::clean(lock, &files) }

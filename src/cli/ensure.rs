@@ -39,7 +39,7 @@ pub(super) fn up_as_asked(
 }
 
 /// What the daemon of a volume says, once it has come up; `None` if the volume is not up.
-fn sample(paths: &Paths, name: &str) -> Result<Option<Sample>> {
+pub(super) fn sample(paths: &Paths, name: &str) -> Result<Option<Sample>> {
     let control = paths.volume(name).control;
     let deadline = Instant::now() + PATIENCE_TO_COME;
     loop {
@@ -61,7 +61,7 @@ fn sample(paths: &Paths, name: &str) -> Result<Option<Sample>> {
 }
 
 /// The error for a volume with these differences.
-fn differing(name: &str, differences: &[Difference]) -> Error {
+pub(super) fn differing(name: &str, differences: &[Difference]) -> Error {
     let text = |d: &Difference| format!("{} is {} (asked: {})", d.key, d.is, d.asked);
     let all: Vec<String> = differences.iter().map(text).collect();
     let error =

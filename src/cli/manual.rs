@@ -89,6 +89,11 @@ const PAGES: &[Page] = &[
                 "ztier up vol --backing file:///srv/vol --size 1T --log none",
             ),
             ("In a script that may run again:", "ztier up scratch --size 3G --ensure"),
+            (
+                "Swap of half the memory, now and at each boot:",
+                "ztier up swap --size 50% --use swap --enable",
+            ),
+            ("All that come up with the machine:", "ztier up --all"),
         ],
         files: &[DEVICE, SETTINGS, RUN, STATE],
         environment: &[ALL_VARIABLES, BUCKETS],
@@ -100,6 +105,7 @@ const PAGES: &[Page] = &[
             ("The same; the backing store is used alone after it:", "ztier down data --drain"),
             ("A RAM disk, with its data:", "ztier down scratch --discard"),
             ("In a script that may run again:", "ztier down data --if-exists"),
+            ("All of them:", "ztier down --all"),
         ],
         files: &[RUN, STATE],
         environment: &[RUN_VARIABLE, STATE_VARIABLE],
@@ -109,6 +115,21 @@ const PAGES: &[Page] = &[
         examples: &[("Before a snapshot of the backing store:", "ztier drain data")],
         files: &[RUN],
         environment: &[RUN_VARIABLE],
+    },
+    Page {
+        command: "disable",
+        examples: &[("From the next boot on, until it is enabled again:", "ztier disable data")],
+        files: &[SETTINGS],
+        environment: &[ALL_VARIABLES],
+    },
+    Page {
+        command: "forget",
+        examples: &[
+            ("A log is drained; the disk is used alone after it:", "ztier forget data"),
+            ("A RAM disk, with its data:", "ztier forget scratch --discard"),
+        ],
+        files: &[SETTINGS, RUN, STATE],
+        environment: &[ALL_VARIABLES],
     },
     Page {
         command: "restart",
@@ -182,9 +203,10 @@ const PAGES: &[Page] = &[
         examples: &[
             ("A larger device:", "ztier set scratch size=8G"),
             ("A limit that adapts:", "ztier set scratch ram-limit=auto ram-max=2G"),
+            ("Also after the next boot:", "ztier set scratch ram-limit=2G --save"),
         ],
-        files: &[RUN],
-        environment: &[RUN_VARIABLE],
+        files: &[SETTINGS, RUN],
+        environment: &[ALL_VARIABLES],
     },
     Page {
         command: "swapon",

@@ -5,8 +5,11 @@
 
 mod accept_loss;
 mod adapting;
+mod adopt;
+mod all;
 mod check;
 mod completions;
+mod disable;
 mod doctor;
 mod down;
 mod drain;
@@ -14,6 +17,8 @@ mod ensure;
 mod estimate;
 mod events;
 mod files;
+mod forget;
+mod generator;
 mod list;
 mod local_time;
 mod log;
@@ -27,6 +32,7 @@ mod progress_line;
 mod restart;
 mod run;
 mod sampler;
+mod service;
 mod set;
 mod stats;
 mod status;
@@ -73,6 +79,8 @@ enum Command {
     Events(events::Events),
     Metrics(metrics::Metrics),
     Set(set::Set),
+    Disable(disable::Disable),
+    Forget(forget::Forget),
     Swapon(swap::On),
     Swapoff(swap::Off),
     AcceptLoss(accept_loss::AcceptLoss),
@@ -86,6 +94,7 @@ enum Command {
     Completions(completions::Completions),
     Names(names::Names),
     Udev(udev::Udev),
+    Generator(generator::Generator),
     /// The daemon of one volume; started by `up`.
     #[command(hide = true)]
     Daemon {
@@ -164,6 +173,9 @@ pub fn main() -> ExitCode {
         Command::Up(up) => up.run(),
         Command::Down(down) => down.run(),
         Command::Drain(drain) => drain.run(),
+        Command::Disable(disable) => disable.run(),
+        Command::Forget(forget) => forget.run(),
+        Command::Generator(generator) => generator.run(),
         Command::AcceptLoss(accept) => accept.run(),
         Command::Restart(restart) => restart.run(),
         Command::Log(log) => log.run(),

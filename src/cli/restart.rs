@@ -67,6 +67,11 @@ struct Served {
 impl Restart {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
+        let name = self.name.clone();
+        self.act().map_err(|e| e.of(&name))
+    }
+
+    fn act(self) -> Result<()> {
         name::check(&self.name).map_err(Error::usage)?;
         let paths = Paths::of_this_user()?;
         if !paths.exists()? {

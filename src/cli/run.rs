@@ -8,15 +8,17 @@ mod relay;
 mod report;
 
 use super::down::Down;
-use super::swap::{PAGE_CLUSTER, SWAPPINESS, Setting, changed};
+use super::swap::changed;
 use super::{output, progress_line::ProgressLine};
 use crate::config::export::Kind;
 use crate::config::limit::Range;
 use crate::config::plan;
 use crate::config::settings::word;
 use crate::config::size::{self, human};
+use crate::config::tunable::OF_SWAPPINESS;
 use crate::config::{
-    Amount, Ballast, Choice, Job, Limit, Paths, Plan, Settings, SlotNews, Usage, Use, machine, name,
+    Amount, Ballast, Choice, Job, Limit, Paths, Plan, Settings, SlotNews, Tunable, Use, machine,
+    name,
 };
 use crate::daemon::memory_holder::Kept;
 use crate::daemon::{self, Ready, state};
@@ -72,11 +74,11 @@ pub struct Run {
     #[arg(long, value_parser = word::<Choice>(&["auto", "ublk", "fuse"]))]
     export: Option<Choice>,
     /// vm.page-cluster meanwhile [default: 5]
-    #[arg(long, value_name = "N|keep", value_parser = Setting::page_cluster)]
-    page_cluster: Option<Setting>,
+    #[arg(long, value_name = "N|keep")]
+    page_cluster: Option<Tunable>,
     /// vm.swappiness meanwhile, 0 to 200 [default: 100]
-    #[arg(long, value_name = "N|keep", value_parser = Setting::swappiness)]
-    swappiness: Option<Setting>,
+    #[arg(long, value_name = "N|keep")]
+    swappiness: Option<Tunable>,
     /// Whether the kernel is made to free the swap slots of pages that are read back; `auto`: while
     /// there is no other swap [default: auto]
     #[arg(long, value_name = "WHEN", value_parser = word::<Ballast>(&["auto", "on", "off"]))]
@@ -115,7 +117,7 @@ impl Run {
         let (plan, memory) = self.plan(&paths, &parent)?;
         let mut stage = Stage::set(plan, &paths, memory)?;
         stage.announce();
-        let own = Setting::or(self.swappiness, SWAPPINESS);
+        let own = OF_SWAPPINESS.resolve(self.swappiness)?;
         parent.make(&stage.job.cgroup, memory, own)?;
         let begun = Instant::now();
         // From here on signals go to the program.
@@ -170,6 +172,8 @@ impl Run {
             usage: Some(Use::Swap),
             ballast: self.ballast,
             freed_slots: self.freed_slots,
+            page_cluster: self.page_cluster,
+            swappiness: self.swappiness,
             ..Settings::default()
         };
         let chosen = daemon::choose(&settings)?;
@@ -178,13 +182,9 @@ impl Run {
                 .hint("run as root (CAP_SYS_ADMIN); `ztier doctor` says what block devices need"));
         }
         let mut plan = Plan::resolve(&volume, &settings, chosen.kind, paths)?;
-        if let Some(Usage::Swap { tuned, .. }) = &mut plan.usage {
+        if let Some(usage) = &mut plan.usage {
             let mut notes = Vec::new();
-            let wanted = [
-                (usage::PAGE_CLUSTER, Setting::or(self.page_cluster, PAGE_CLUSTER)),
-                (usage::SWAPPINESS, Setting::or(self.swappiness, SWAPPINESS)),
-            ];
-            *tuned = state::settings(&paths.volume(&volume), &wanted, &mut notes);
+            state::plan_settings(&paths.volume(&volume), usage, &mut notes);
             notes.iter().for_each(|note| output::remark(note));
         }
         plan.job = Some(Job::of_this_process(parent.child(&volume)?)?);

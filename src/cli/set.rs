@@ -3,17 +3,19 @@
 use super::progress_line::ProgressLine;
 use super::{client, output, sound, status};
 use crate::config::log::LogChange;
+use crate::config::plan::size_of;
 use crate::config::settings::KEYS;
 use crate::config::size::{self, exact, human};
-use crate::config::{Amount, Bounds, Limit, Paths, Plan, Settings, machine, name};
+use crate::config::{Bounds, Limit, Paths, Plan, Saved, Settings, machine, name};
 use crate::control::{AdaptChange, Client, RecompressChange, Request, Sample, Status};
-use crate::device::Recompress;
+use crate::device::{self, Recompress};
 use crate::error::{Error, Result};
 use crate::stats::Stats;
 use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// How long a change may take: memory is cleaned before a lower limit holds.
@@ -40,6 +42,10 @@ pub struct Set {
     /// What to change
     #[arg(required = true, value_name = "KEY=VALUE")]
     changes: Vec<String>,
+    /// Also write what was changed to NAME.toml in the configuration directory, for the next `ztier
+    /// up`; all else in it stays
+    #[arg(long)]
+    save: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -49,13 +55,21 @@ impl Set {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
         let paths = Paths::of_this_user()?;
-        let request = parse(&self.changes)?;
+        let (asked, recompress) = parse(&self.changes)?;
+        let request = request(&asked, recompress)?;
         let client = client(&paths, &self.name)?;
+        let saved = if self.save { Some(changed(&paths, &self.name, &asked)?) } else { None };
         let before = match self.json {
             true => Some(client.ask::<Sample>(&Request::Sample, super::PATIENCE)?),
             false => None,
         };
         let status: Status = client.ask(&request, PATIENCE)?;
+        if let Some(saved) = saved {
+            let changed = format!("volume `{}` is changed, but ", self.name);
+            if saved.write().map_err(|e| e.after(changed))? {
+                output::remark(&format!("saved {}", paths.settings(&self.name).display()));
+            }
+        }
         let settings = settings(&status.plan);
         if !self.json {
             let all: Vec<String> =
@@ -152,8 +166,34 @@ fn wait(client: &Client, name: &str, before: &Stats) -> Result<Recompressed> {
     }
 }
 
-/// The request for these changes, `KEY=VALUE` each.
-fn parse(changes: &[String]) -> Result<Request> {
+/// The configuration of a volume with these changes, which are not written yet.
+///
+/// # Errors
+/// There is no configuration, or the next `ztier up` would not take it.
+fn changed(paths: &Paths, name: &str, asked: &Settings) -> Result<Saved> {
+    if *asked == Settings::default() {
+        return Err(Error::usage("recompress=now is done once, and nothing to save")
+            .hint("leave out --save"));
+    }
+    let mut saved = Saved::of(paths, name)?;
+    if matches!(asked.ram_limit, Some(Limit::At(_))) {
+        // Bounds are for a limit that adapts.
+        for bound in ["ram-min", "ram-max"] {
+            saved.remove(bound);
+        }
+    }
+    saved.put(asked)?;
+    // Also finds an old error in the file, which otherwise a boot would find.
+    let store = |backing: &PathBuf| device::is_store(backing);
+    if saved.settings()?.backing.as_ref().is_some_and(store) {
+        // It knows its size, see `Settings::to_keep`.
+        saved.remove("size");
+    }
+    Ok(saved)
+}
+
+/// The changes, `KEY=VALUE` each: settings, and what is done with cold data.
+fn parse(changes: &[String]) -> Result<(Settings, Option<RecompressChange>)> {
     let (mut settings, mut recompress) = (Settings::default(), None);
     let mut given = BTreeSet::new();
     for change in changes {
@@ -179,7 +219,7 @@ fn parse(changes: &[String]) -> Result<Request> {
         Recompress::Idle => RecompressChange::Idle,
         Recompress::Off => RecompressChange::Off,
     }));
-    request(&settings, recompress)
+    Ok((settings, recompress))
 }
 
 /// The present name of a key, if it can be changed while a volume is up.
@@ -197,14 +237,7 @@ fn live(key: &str) -> Result<&'static str> {
 /// The request for these settings.
 fn request(settings: &Settings, recompress: Option<RecompressChange>) -> Result<Request> {
     let memory = machine::memory_bytes();
-    let size_bytes = match settings.size {
-        Some(share @ Amount::Percent(_)) => {
-            return Err(Error::usage(format!("size: {share} is a share, not a number of bytes"))
-                .hint("write it like 3G"));
-        }
-        Some(Amount::Bytes(bytes)) => Some(bytes),
-        None => None,
-    };
+    let size_bytes = settings.size.map(size_of);
     let adapt = AdaptChange {
         auto: settings.ram_limit == Some(Limit::Auto),
         min_bytes: settings.ram_min.map(|amount| amount.of(memory)),
@@ -238,8 +271,10 @@ mod tests {
 
     #[test]
     fn changes() {
-        let parse =
-            |changes: &[&str]| parse(&changes.iter().map(|c| (*c).to_owned()).collect::<Vec<_>>());
+        let parse = |changes: &[&str]| {
+            let changes = changes.iter().map(|c| (*c).to_owned()).collect::<Vec<_>>();
+            parse(&changes).and_then(|(settings, recompress)| request(&settings, recompress))
+        };
         assert_eq!(
             parse(&["size=8G", "ram-limit=1G"]).unwrap(),
             Request::Set {

@@ -4,14 +4,14 @@ use super::progress_line::ProgressLine;
 use super::{client, output};
 use crate::config::settings::word;
 use crate::config::size::human;
+use crate::config::tunable::{OF_PAGE_CLUSTER, OF_SWAPPINESS};
 use crate::config::usage::{DEFAULT_PRIORITY, HIGHEST_PRIORITY, on_full};
-use crate::config::{Ballast, Paths, SlotNews, name};
+use crate::config::{Ballast, Paths, SlotNews, Tunable, name};
 use crate::control::{Request, Swapon, Swapping};
 use crate::error::{Error, Result};
 use crate::system::usage::{END_ALONE, Tuned, swapped};
 use clap::{Args, ValueHint};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
 /// How long making swap may take.
@@ -20,47 +20,6 @@ const PATIENCE_TO_BEGIN: Duration = Duration::from_secs(300);
 const PATIENCE_TO_END: Duration = Duration::from_secs(END_ALONE.as_secs() + 60);
 /// How often progress is shown.
 const GLANCE: Duration = Duration::from_millis(100);
-
-/// The best `vm.page-cluster`, measured (docs/swap.md).
-pub(super) const PAGE_CLUSTER: u64 = 5;
-/// The best `vm.swappiness`, measured (docs/swap.md).
-pub(super) const SWAPPINESS: u64 = 100;
-
-/// A value for a sysctl of the machine, or to keep it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Setting {
-    Keep,
-    To(u64),
-}
-
-impl Setting {
-    /// The value to set: `best` if the user gave none; `None` keeps the present one.
-    pub(super) fn or(asked: Option<Self>, best: u64) -> Option<u64> {
-        match asked {
-            None => Some(best),
-            Some(Self::To(value)) => Some(value),
-            Some(Self::Keep) => None,
-        }
-    }
-
-    fn up_to(text: &str, most: u64) -> std::result::Result<Self, String> {
-        match text {
-            "keep" => Ok(Self::Keep),
-            _ => match u64::from_str(text) {
-                Ok(value) if value <= most => Ok(Self::To(value)),
-                _ => Err(format!("`{text}` is neither `keep` nor a number up to {most}")),
-            },
-        }
-    }
-
-    pub(super) fn page_cluster(text: &str) -> std::result::Result<Self, String> {
-        Self::up_to(text, 31)
-    }
-
-    pub(super) fn swappiness(text: &str) -> std::result::Result<Self, String> {
-        Self::up_to(text, 200)
-    }
-}
 
 /// Make the device of a volume swap space, and use it
 ///
@@ -74,12 +33,12 @@ pub struct On {
     #[arg(long, value_name = "N", default_value_t = DEFAULT_PRIORITY,
           value_parser = clap::value_parser!(i32).range(0..=HIGHEST_PRIORITY as i64))]
     priority: i32,
-    /// vm.page-cluster meanwhile: log2 of the pages read at once [default: 5]
-    #[arg(long, value_name = "N|keep", value_parser = Setting::page_cluster)]
-    page_cluster: Option<Setting>,
+    /// vm.page-cluster meanwhile: log2 of the pages read at once, 0 to 31 [default: 5]
+    #[arg(long, value_name = "N|keep")]
+    page_cluster: Option<Tunable>,
     /// vm.swappiness meanwhile, 0 to 200 [default: 100]
-    #[arg(long, value_name = "N|keep", value_parser = Setting::swappiness)]
-    swappiness: Option<Setting>,
+    #[arg(long, value_name = "N|keep")]
+    swappiness: Option<Tunable>,
     /// Whether the kernel is made to free the swap slots of pages that are read back; `auto`: while
     /// there is no other swap
     #[arg(long, value_name = "WHEN", default_value = "auto",
@@ -106,8 +65,8 @@ impl On {
         let client = client(&Paths::of_this_user()?, &self.name)?;
         let request = Request::Swapon(Swapon {
             priority: self.priority,
-            page_cluster: Setting::or(self.page_cluster, PAGE_CLUSTER),
-            swappiness: Setting::or(self.swappiness, SWAPPINESS),
+            page_cluster: OF_PAGE_CLUSTER.resolve(self.page_cluster)?,
+            swappiness: OF_SWAPPINESS.resolve(self.swappiness)?,
             ballast: self.ballast,
             freed_slots: self.freed_slots,
             on_full: on_full(self.on_full.as_deref())?,
@@ -188,23 +147,4 @@ pub(super) fn changed(settings: &[Tuned], way: impl Fn(&Tuned) -> (u64, u64)) ->
         format!("; {} from {from} to {to}", tuned.key)
     };
     settings.iter().map(one).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    #[test]
-    fn settings_are_numbers_or_stay() {
-        assert_eq!(Setting::page_cluster("keep").unwrap(), Setting::Keep);
-        assert_eq!(Setting::swappiness("200").unwrap(), Setting::To(200));
-        for wrong in ["201", "-1", "", "Keep"] {
-            let error = Setting::swappiness(wrong).unwrap_err();
-            assert!(error.contains("neither `keep` nor a number up to 200"), "{error}");
-        }
-        assert_eq!(Setting::or(None, 5), Some(5));
-        assert_eq!(Setting::or(Some(Setting::Keep), 5), None);
-        assert_eq!(Setting::or(Some(Setting::To(0)), 5), Some(0));
-    }
 }

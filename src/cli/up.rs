@@ -2,21 +2,24 @@
 
 use super::files::{self, Made, Wanted};
 use super::progress_line::ProgressLine;
-use super::{adapting, ensure, output, sound, status};
+use super::service::{self, Manager};
+use super::{adapting, adopt, all, ensure, output, sound, status, told};
 use crate::config::export::Export;
 use crate::config::plan;
+use crate::config::saved::{BOOT, Change};
 use crate::config::size::{self, exact, human};
 use crate::config::usage::{on_event, on_full};
-use crate::config::{Amount, Paths, Plan, Settings, Usage, machine, name};
+use crate::config::{Amount, Paths, Plan, Saved, Settings, Usage, machine, name};
 use crate::control::Sample;
 use crate::daemon::{self, Chosen, Found, Ready};
-use crate::device;
-use crate::device::Algorithm;
+use crate::device::{self, Algorithm, Known};
 use crate::error::{Error, Result};
+use crate::remedy;
 use crate::system::usage;
 use clap::Args;
 use serde_json::json;
 use std::cell::Cell;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// No heading of its own, after those of the settings.
@@ -24,15 +27,39 @@ const PLAIN: Option<&str> = None;
 /// The heading of flags about what is on drives.
 const DRIVES: &str = "Drives that hold something";
 
+/// Flags for one volume alone.
+const ALONE: [&str; 16] = [
+    "name",
+    "log_size",
+    "spill_size",
+    "wipe",
+    "moved",
+    "accept_loss",
+    "accept_changed_backing",
+    "accept_older_log",
+    "discard_log",
+    "force",
+    "foreground",
+    "adopt",
+    "ensure",
+    "save",
+    "enable",
+    "json",
+];
+
 /// Make a volume and offer it as a block device or over NBD
 ///
 /// Without --size, --backing and --log the settings come from NAME.toml in the configuration
 /// directory. Once the volume is usable, prints what to open, one a line.
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(after_help = size::HELP)]
 pub struct Up {
     /// Name of the volume
-    name: String,
+    #[arg(required_unless_present = "all")]
+    name: Option<String>,
+    /// Every volume with a NAME.toml that is not up, except where that says `boot = false`
+    #[arg(long, help_heading = PLAIN, conflicts_with_all = ALONE)]
+    all: bool,
     #[command(flatten, next_help_heading = "Settings, also keys of NAME.toml")]
     settings: Settings,
     /// With --log FILE: make the file with this size if it is missing
@@ -79,13 +106,22 @@ pub struct Up {
     /// except that without --backing, --log, --spill or --nbd-listen there is to be none
     #[arg(long, help_heading = PLAIN, conflicts_with = "foreground")]
     ensure: bool,
+    /// With --foreground: if the volume is up with these settings, take it over from its daemon, as
+    /// `ztier restart` does
+    #[arg(long, help_heading = PLAIN, requires = "foreground")]
+    adopt: bool,
     /// Only say what would be made and where data would be durable
     #[arg(long, help_heading = PLAIN)]
     dry_run: bool,
     /// Write the settings to NAME.toml in the configuration directory, with absolute paths, stable
-    /// names of drives, and marks that identify the drives
+    /// names of drives, and marks that identify the drives. Of a file that is there, comments and
+    /// order stay; settings that the volume does not have go, and are named
     #[arg(long, help_heading = PLAIN)]
     save: bool,
+    /// As --save; and the volume comes up with the machine from now on, as the service ztier@NAME.
+    /// If it is up with these settings, that goes on. `ztier disable` undoes it
+    #[arg(long, help_heading = PLAIN, conflicts_with = "foreground")]
+    enable: bool,
     /// Print JSON
     #[arg(long, help_heading = PLAIN)]
     json: bool,
@@ -94,46 +130,108 @@ pub struct Up {
 impl Up {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
-        name::check(&self.name).map_err(Error::usage)?;
+        let name = self.name().to_owned();
+        self.act().map_err(|e| e.of(&name))
+    }
+
+    fn act(self) -> Result<()> {
         let paths = Paths::of_this_user()?;
+        if self.all {
+            return self.run_all(&paths);
+        }
+        name::check(self.name()).map_err(Error::usage)?;
         let settings = self.settings(&paths)?;
-        if self.ensure
-            && let Some(sample) = ensure::up_as_asked(&paths, &self.name, &settings, self.json)?
+        if self.saves() {
+            // A file that can't be changed is an error before anything is made.
+            Saved::open(&paths.settings(self.name()))?;
+        }
+        if (self.ensure || self.enable)
+            && let Some(sample) = ensure::up_as_asked(&paths, self.name(), &settings, self.json)?
         {
-            self.refuse_others(&settings)?;
-            return self.print_unchanged(&sample);
+            return self.go_on(&settings, &sample, &paths);
+        }
+        if self.adopt && adopt::adopt(&paths, self.name(), &settings)? {
+            return Ok(());
         }
         let wanted = self.wanted(&settings)?;
         self.await_drives(&settings)?;
-        self.refuse_others(&settings)?;
+        self.refuse_others(&settings, &paths)?;
         if !settings.allow_readable.unwrap_or(false) {
             let files = [settings.log_drive(), settings.spill.as_deref()];
             files::refuse_readable(files.into_iter().flatten())?;
         }
         let chosen = daemon::choose(&settings)?;
-        let mut plan = self.plan(&settings, &chosen, &paths)?;
+        let plan = self.plan(&settings, &chosen, &paths)?;
         self.refuse_vain(&plan)?;
         self.refuse_second(&paths)?;
         plan.usage.as_ref().map_or(Ok(()), usage::refuse_unmounted)?;
         if self.dry_run {
             return self.print_plan(&plan, &chosen, &paths, &wanted);
         }
+        self.bring_up(&settings, (plan, chosen), &paths, &wanted)
+    }
+
+    /// The command for each volume that comes up with the machine.
+    fn run_all(self, paths: &Paths) -> Result<()> {
+        if self.settings != Settings::default() {
+            return Err(Error::usage("with --all each volume has the settings of its file")
+                .hint("leave the settings out, or name a volume"));
+        }
+        let (names, wrong) = all::at_boot(paths);
+        let done = all::each(names, |name| {
+            let is_up = paths.exists()? && matches!(daemon::settled(paths, name), Found::Up(_));
+            let one = Self { name: Some(name.to_owned()), all: false, ..self.clone() };
+            if is_up { Ok(()) } else { one.run() }
+        });
+        told(wrong.into_iter().chain(done.err()).collect())
+    }
+
+    /// What is left to do for a volume that is up as asked.
+    fn go_on(&self, settings: &Settings, sample: &Sample, paths: &Paths) -> Result<()> {
+        self.refuse_others(settings, paths)?;
+        if self.dry_run {
+            return self.print_unchanged(sample, false);
+        }
+        let saved = self.saves() && self.save_settings(settings, paths)?;
+        if !self.enable {
+            return self.print_unchanged(sample, saved);
+        }
+        service::enable(self.name())?;
+        let now = ensure::sample(paths, self.name())?;
+        self.print_unchanged(now.as_ref().unwrap_or(sample), saved)
+    }
+
+    /// Makes the volume, by a daemon or in this process.
+    fn bring_up(
+        &self,
+        settings: &Settings,
+        (mut plan, chosen): (Plan, Chosen),
+        paths: &Paths,
+        wanted: &[Wanted],
+    ) -> Result<()> {
         if self.foreground {
             inherit_sockets(&mut plan, settings.socket.is_some());
         }
+        if self.enable && Manager::find() == Manager::Runs {
+            // Its service begins the use: a device in use may not be able to wait for that.
+            plan.usage = None;
+        }
         let made = Cell::new(wanted.iter().map(Wanted::make).collect::<Result<Vec<Made>>>()?);
         let progress_line = ProgressLine::new();
-        let progress = |what: &str| progress_line.show(&format_args!("{}: {what}", self.name));
+        let progress = |what: &str| progress_line.show(&format_args!("{}: {what}", self.name()));
         let loss = Cell::new(None);
         let after = |ready: &Ready| {
             progress_line.end();
             made.take().into_iter().for_each(Made::keep);
-            self.print_ready(&chosen, ready)?;
+            match self.enable {
+                true => self.print_ready(&chosen, &self.enabled(settings, ready, paths)?)?,
+                false => self.print_ready(&chosen, ready)?,
+            }
             // A discarded log has been replaced by another one.
             if self.save || self.discard_log && settings.log_uuid.is_some() {
-                self.save_settings(&settings, &paths)?
+                self.save_settings(settings, paths)?;
             }
-            match sound(&self.name, ready.loss.as_deref()) {
+            match sound(self.name(), ready.loss.as_deref()) {
                 Err(e) if self.foreground => output::remark(&e.to_string()),
                 _ => loss.set(ready.loss.clone()),
             }
@@ -142,18 +240,37 @@ impl Up {
         if self.foreground {
             let (patience, foreground, follows) = (daemon::LOOKERS, true, false);
             let wanted = &|| true;
-            let order =
-                daemon::Order { plan, paths: &paths, patience, foreground, follows, wanted };
-            daemon::run(order, &progress, after).and_then(|end| daemon::follow(end, &self.name))
+            let order = daemon::Order { plan, paths, patience, foreground, follows, wanted };
+            daemon::run(order, &progress, after).and_then(|end| daemon::follow(end, self.name()))
         } else {
-            after(&daemon::spawn(&plan, &paths, &progress)?)?;
-            sound(&self.name, loss.take().as_deref())
+            after(&daemon::spawn(&plan, paths, &progress)?)?;
+            sound(self.name(), loss.take().as_deref())
         }
+    }
+
+    /// Saves and enables a volume that has just come up. Returns it as it is then.
+    fn enabled(&self, settings: &Settings, ready: &Ready, paths: &Paths) -> Result<Ready> {
+        self.save_settings(settings, paths)?;
+        service::enable(self.name())?;
+        let mut ready = ready.clone();
+        if let Some(now) = ensure::sample(paths, self.name())? {
+            (ready.pid, ready.plan) = (now.pid, now.plan);
+        }
+        Ok(ready)
+    }
+
+    /// Whether the settings are written to a file.
+    fn saves(&self) -> bool {
+        self.save || self.enable
+    }
+
+    fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or_default()
     }
 
     /// The plan, with the flags that are meant once.
     fn plan(&self, settings: &Settings, chosen: &Chosen, paths: &Paths) -> Result<Plan> {
-        let mut plan = Plan::resolve(&self.name, settings, chosen.kind, paths)?;
+        let mut plan = Plan::resolve(self.name(), settings, chosen.kind, paths)?;
         if let Some(log) = &mut plan.log {
             (log.wipe, log.moved, log.accept_loss) = (self.wipe, self.moved, self.accept_loss);
             log.abandon = self.discard_log;
@@ -164,6 +281,7 @@ impl Up {
             spill.wipe = self.wipe;
         }
         plan.take_over = self.force;
+        plan.abandon_log = self.discard_log && plan.log.is_none();
         Ok(plan)
     }
 
@@ -175,16 +293,21 @@ impl Up {
     }
 
     /// Refuses other drives than those that the settings were saved with.
-    fn refuse_others(&self, settings: &Settings) -> Result<()> {
+    fn refuse_others(&self, settings: &Settings, paths: &Paths) -> Result<()> {
         let (log, backing) = (settings.log_drive(), settings.backing.as_deref());
         let log = log.filter(|_| !self.discard_log);
         settings.marks().check(log, backing).map_err(|e| {
+            if let (Some(log), Some(backing)) = (log, backing)
+                && let Ok(Known::Lacking(_)) = device::known(&paths.state, backing)
+            {
+                return e.hint(remedy::LOG_REPLACED.on(backing, Some(log)));
+            }
             let log = log.map_or(String::new(), |log| format!(" --log {}", log.display()));
             let backing = backing.map_or(String::new(), |drive| drive.display().to_string());
             e.hint(format!(
                 "look for the right one with `lsblk`, or if this is it: `ztier up {} --backing \
                  {backing}{log} --save`",
-                self.name
+                self.name()
             ))
         })
     }
@@ -194,7 +317,7 @@ impl Up {
         let of_log = [
             ("--moved", self.moved),
             ("--accept-loss", self.accept_loss),
-            ("--discard-log", self.discard_log),
+            ("--discard-log", self.discard_log && (plan.backing.is_none() || plan.is_in_store())),
             ("--accept-changed-backing", self.accept_changed_backing),
             ("--accept-older-log", self.accept_older_log),
         ];
@@ -216,18 +339,33 @@ impl Up {
     }
 
     /// Writes the settings once they have proven to work. In the foreground a failure ends nothing.
-    fn save_settings(&self, settings: &Settings, paths: &Paths) -> Result<()> {
-        let file = paths.settings(&self.name);
-        match settings.to_keep().and_then(|settings| settings.save(&file)) {
-            Ok(()) => output::remark(&format!("saved {}", file.display())),
-            Err(e) if self.foreground => output::remark(&format!("ztier: not saved: {e}")),
-            Err(e) => {
-                return Err(e
-                    .after(format_args!("volume `{}` is up, but ", self.name))
-                    .hint("mend that, then give --save again after `ztier down`"));
+    /// Returns whether the file changed.
+    fn save_settings(&self, settings: &Settings, paths: &Paths) -> Result<bool> {
+        let file = paths.settings(self.name());
+        match settings.to_keep().and_then(|settings| self.keep(settings, &file)) {
+            Ok(Change { is_other, gone }) => {
+                if is_other {
+                    output::remark(&format!("saved {}{}", file.display(), without(&gone)));
+                }
+                Ok(is_other)
             }
+            Err(e) if self.foreground => {
+                output::remark(&format!("ztier: not saved: {e}"));
+                Ok(false)
+            }
+            Err(e) => Err(e
+                .after(format_args!("volume `{}` is up, but ", self.name()))
+                .and("then give --save again, with --ensure")),
         }
-        Ok(())
+    }
+
+    fn keep(&self, settings: Settings, file: &Path) -> Result<Change> {
+        let mut saved = Saved::open(file)?;
+        if self.enable {
+            saved.remove(BOOT);
+        }
+        let gone = saved.replace(&Settings { boot: None, ..settings })?;
+        Ok(Change { is_other: saved.write()?, gone })
     }
 
     /// The settings from the flags; if no flag says what the volume is, completed from its file.
@@ -238,14 +376,17 @@ impl Up {
         if flags.size.is_some() || flags.backing.is_some() || flags.log.is_some() {
             return Ok(flags);
         }
-        let file = paths.settings(&self.name);
+        let file = paths.settings(self.name());
         if let Some(saved) = Settings::load(&file)? {
             return Ok(flags.over(saved));
         }
         let saved = Paths::names_in(&paths.config, &["toml"]);
-        let near = name::nearest(&self.name, saved.iter().map(String::as_str));
-        let error =
-            Error::usage(format!("volume `{}` has no --size and no {}", self.name, file.display()));
+        let near = name::nearest(self.name(), saved.iter().map(String::as_str));
+        let error = Error::usage(format!(
+            "volume `{}` has no --size and no {}",
+            self.name(),
+            file.display()
+        ));
         Err(match near {
             Some(near) => error.hint(format!("add --size, or did you mean `{near}`?")),
             None => error.hint("add --size, like --size 3G"),
@@ -261,6 +402,10 @@ impl Up {
         for drive in [backing, log, spill].into_iter().flatten() {
             while self.wait > 0 && !drive.exists() {
                 if Instant::now() >= end {
+                    if Some(drive) == log {
+                        // Opening it says what it held, and what to do without it.
+                        break;
+                    }
                     let (drive, seconds) = (drive.display(), self.wait);
                     return Err(Error::failure(format!("{drive} is not there after {seconds} s"))
                         .hint("look for it with `lsblk`: it may have another name now"));
@@ -272,7 +417,7 @@ impl Up {
     }
 
     fn refuse_second(&self, paths: &Paths) -> Result<()> {
-        let name = &self.name;
+        let name = self.name();
         if !paths.exists()? || !matches!(daemon::settled(paths, name), Found::Up(_)) {
             return Ok(());
         }
@@ -289,7 +434,7 @@ impl Up {
         why: Option<&str>,
     ) -> serde_json::Value {
         json!({
-            "name": self.name,
+            "name": self.name(),
             "changed": why.is_some(),
             "endpoints": endpoints,
             "pid": pid,
@@ -302,14 +447,16 @@ impl Up {
     }
 
     /// The result for a volume that was up as asked.
-    fn print_unchanged(&self, sample: &Sample) -> Result<()> {
+    fn print_unchanged(&self, sample: &Sample, saved: bool) -> Result<()> {
         if self.json {
-            output::json(&self.brought_up(&sample.plan, &sample.endpoints, sample.pid, None))?;
+            let mut all = self.brought_up(&sample.plan, &sample.endpoints, sample.pid, None);
+            all["changed"] = saved.into();
+            output::json(&all)?;
         } else {
-            output::remark(&format!("{}: is up with these settings already", self.name));
+            output::remark(&format!("{}: is up with these settings already", self.name()));
             output::list(&sample.endpoints)?;
         }
-        sound(&self.name, sample.stats.loss().as_deref())
+        sound(self.name(), sample.stats.loss().as_deref())
     }
 
     fn print_ready(&self, chosen: &Chosen, ready: &Ready) -> Result<()> {
@@ -371,9 +518,10 @@ impl Up {
         }
         makes.extend(wanted.iter().map(Wanted::describe));
         makes.push(format!("control socket {}", paths.volume(&plan.name).control.display()));
-        if self.save {
+        if self.saves() {
             makes.push(format!("file {}", paths.settings(&plan.name).display()));
         }
+        makes.extend(self.enable.then(|| service::unit(self.name())));
         makes
     }
 
@@ -438,6 +586,14 @@ impl Up {
         rows.extend(writeback.map(|text| ("writeback", text)));
         rows.extend(plan.usage.as_ref().map(|usage| ("use", used_as(usage))));
         output::print(&output::pairs(&rows))
+    }
+}
+
+/// The text about settings that a file had, and the volume has not.
+fn without(gone: &[&str]) -> String {
+    match gone {
+        [] => String::new(),
+        gone => format!(", without its {}", gone.join(", ")),
     }
 }
 

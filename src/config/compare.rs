@@ -6,11 +6,13 @@
 use super::export::{Choice, Export};
 use super::machine;
 use super::paths::full;
-use super::plan::Plan;
+use super::plan::{Plan, size_of};
 use super::settings::{KEYS, Settings, Use};
 use super::size::{Amount, Limit, exact};
+use super::tunable::Tunable;
 use super::usage::Usage;
 use crate::error::Result;
+use crate::system::usage;
 use serde::Serialize;
 use serde_json::Value;
 use std::fs;
@@ -90,9 +92,9 @@ impl Settings {
     /// A path is not UTF-8.
     pub fn differing(&self, plan: &Plan) -> Result<Vec<Difference>> {
         let mut found = Differences::default();
-        found.bytes("size", self.size, Some(plan.size_bytes));
-        let shrinks =
-            self.size.is_some_and(|size| size.of(machine::memory_bytes()) < plan.size_bytes);
+        let size = self.size.map(size_of);
+        found.bytes("size", size.map(Amount::Bytes), Some(plan.size_bytes));
+        let shrinks = size.is_some_and(|size| size < plan.size_bytes);
         found.0.iter_mut().for_each(|size| size.live = !shrinks);
         found.drive("backing", self.backing.as_deref(), plan.backing_store())?;
         let log = plan.log.as_ref().map(|log| log.log.as_path());
@@ -188,6 +190,10 @@ impl Settings {
         found.value("ballast", self.ballast, swap.as_ref().map(|swap| swap.1));
         found.value("freed-slots", self.freed_slots, swap.as_ref().map(|swap| swap.2));
         found.value("on-full", self.on_full.clone(), swap.and_then(|swap| swap.3));
+        let is = |value: Option<u64>| value.map_or(Tunable::Keep, Tunable::To);
+        let tuned = usage.filter(|usage| matches!(usage, Usage::Swap { .. })).map(usage::wanted);
+        found.value("page-cluster", self.page_cluster, tuned.map(|[(_, pages), _]| is(pages)));
+        found.value("swappiness", self.swappiness, tuned.map(|[_, (_, value)]| is(value)));
         Ok(())
     }
 }
@@ -253,8 +259,9 @@ mod tests {
             "use" => "\"swap\"",
             _ => "77",
         };
-        // No plan has these: files' modes and marks of drives are looked at when it is made.
-        let beside = ["allow-readable", "log-uuid", "backing-id"];
+        // No plan has these: files' modes and marks of drives are looked at when it is made, and
+        // `boot` before that.
+        let beside = ["allow-readable", "log-uuid", "backing-id", "boot"];
         for key in KEYS.iter().map(|key| key.name).filter(|key| !beside.contains(key)) {
             let asked = settings(&format!("{key} = {}", other(key)));
             assert_eq!(keys(&asked.differing(&plan).unwrap()), [key]);

@@ -1,6 +1,6 @@
 //! `NAME.toml`: the settings of a volume, with the same keys as `ztier up` has flags.
 //!
-//! Invariant: what [`Settings::save`] writes, [`Settings::load`] reads as the same settings.
+//! Invariant: what `Saved` writes, [`Settings::load`] reads as the same settings.
 
 use super::lasting::lasting;
 use super::name;
@@ -10,8 +10,9 @@ use crate::device;
 use crate::device::Marks;
 use crate::error::{Context, Error, Result};
 use crate::escape::join_lines;
-use crate::private;
 use std::fs;
+use std::io::ErrorKind;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// The largest file that is read, in bytes.
@@ -31,19 +32,7 @@ impl Settings {
     /// # Errors
     /// One line with the file, the line number, what is wrong, and the nearest known word.
     pub fn load(path: &Path) -> Result<Option<Self>> {
-        let shown = path.display();
-        let meta = match fs::metadata(path) {
-            Ok(meta) => meta,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(e).context(format!("cannot read {shown}")),
-        };
-        if !meta.is_file() || meta.len() > LARGEST {
-            return Err(Error::usage(format!(
-                "{shown} is not a regular file of at most {LARGEST} bytes"
-            )));
-        }
-        let text = fs::read_to_string(path).context(format!("cannot read {shown}"))?;
-        Self::parse(&text, path).map(Some)
+        read(path)?.map(|text| Self::parse(&text, path)).transpose()
     }
 
     /// One setting, as a user types it: text without quotes, `on` and `off` for truth.
@@ -80,35 +69,7 @@ impl Settings {
     /// # Errors
     /// As [`Settings::load`].
     pub fn parse(text: &str, path: &Path) -> Result<Self> {
-        toml::from_str(text).map_err(|e| {
-            let line = e.span().map_or(1, |span| {
-                text.as_bytes()[..span.start.min(text.len())]
-                    .iter()
-                    .filter(|byte| **byte == b'\n')
-                    .count()
-                    + 1
-            });
-            let (what, hint) = explain(e.message());
-            let error = Error::usage(format!("{}:{line}: {what}", path.display()));
-            match hint {
-                Some(hint) => error.hint(hint),
-                None => error,
-            }
-        })
-    }
-
-    /// Writes the settings to `path` in one step, making its directory if need be.
-    ///
-    /// # Errors
-    /// When the directory or file can't be written; then the old file is still there.
-    pub fn save(&self, path: &Path) -> Result<()> {
-        let what = || format!("cannot write {}", path.display());
-        let text = toml::to_string(self).context(what())?;
-        if let Some(dir) = path.parent() {
-            private::make_directory(dir).context(what())?;
-        }
-        let new = path.with_extension("toml.new");
-        private::replace(path, &new, text.as_bytes(), true).context(what())
+        toml::from_str(text).map_err(|e| refused(path, text, e.span(), e.message()))
     }
 
     /// These settings for a file: with names of drives that survive a reboot, absolute paths, and
@@ -141,6 +102,39 @@ impl Settings {
     }
 }
 
+/// The text of the file `path`; `None` if there is none.
+///
+/// # Errors
+/// The file can't be read, or is too large or not regular.
+pub(super) fn read(path: &Path) -> Result<Option<String>> {
+    let shown = path.display();
+    let meta = match fs::metadata(path) {
+        Ok(meta) => meta,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e).context(format!("cannot read {shown}")),
+    };
+    if !meta.is_file() || meta.len() > LARGEST {
+        return Err(Error::usage(format!(
+            "{shown} is not a regular file of at most {LARGEST} bytes"
+        )));
+    }
+    fs::read_to_string(path).context(format!("cannot read {shown}")).map(Some)
+}
+
+/// The error of a parser of the file `path`, at its place in `text`.
+pub(super) fn refused(path: &Path, text: &str, span: Option<Range<usize>>, message: &str) -> Error {
+    let line = span.map_or(1, |span| {
+        let before = &text.as_bytes()[..span.start.min(text.len())];
+        before.iter().filter(|byte| **byte == b'\n').count() + 1
+    });
+    let (what, hint) = explain(message);
+    let error = Error::usage(format!("{}:{line}: {what}", path.display()));
+    match hint {
+        Some(hint) => error.hint(hint),
+        None => error,
+    }
+}
+
 /// Turns the parser's message into ours: what is wrong, and a suggestion if a word is unknown.
 fn explain(message: &str) -> (String, Option<String>) {
     let words: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
@@ -163,11 +157,13 @@ fn explain(message: &str) -> (String, Option<String>) {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::super::export::Choice;
+    use super::super::saved::Saved;
     use super::super::settings::Use;
     use super::super::settings::{KEYS, describe};
     use super::super::size::{Amount, Limit};
     use super::super::usage::{Ballast, SlotNews};
     use super::*;
+    use crate::config::tunable::Tunable;
     use crate::config::unsent::Unsent;
     use crate::device::{Algorithm, Recompress, Sector};
 
@@ -206,9 +202,12 @@ mod tests {
             freed_slots: Some(SlotNews::Off),
             on_full: Some("/bin/true".into()),
             on_event: Some("/bin/true".into()),
+            page_cluster: Some(Tunable::To(3)),
+            swappiness: Some(Tunable::Keep),
             allow_readable: Some(true),
             log_uuid: Some("0123456789abcdef0123456789abcdef".into()),
             backing_id: Some("0123456789abcdef".into()),
+            boot: Some(false),
         }
     }
 
@@ -217,7 +216,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("new/x.toml");
         assert_eq!(Settings::load(&path).unwrap(), None);
-        full().save(&path).unwrap();
+        let mut saved = Saved::open(&path).unwrap();
+        assert_eq!(saved.replace(&full()).unwrap(), [""; 0]);
+        assert!(saved.write().unwrap());
         assert_eq!(Settings::load(&path).unwrap(), Some(full()));
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
     }

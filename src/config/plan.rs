@@ -7,7 +7,7 @@ use super::machine;
 use super::name;
 use super::paths::{Paths, full};
 use super::settings::Settings;
-use super::size::{exact, human};
+use super::size::{Amount, exact, human};
 use super::usage::{self, Job, Usage};
 use crate::BLOCK_SIZE;
 use crate::device::{self, Algorithm, Recompress, Sector};
@@ -80,6 +80,9 @@ pub struct Plan {
     /// Take a volume in a store from an owner that may be alive.
     #[serde(default)]
     pub take_over: bool,
+    /// Go on without a log that is gone, with the backing store alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub abandon_log: bool,
     /// The spill device, which takes the coldest data when memory is full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spill: Option<SpillPlan>,
@@ -133,10 +136,7 @@ impl Plan {
             Error::usage(format!("volume `{volume}` has no size"))
                 .hint("add --size, like --size 3G")
         })?;
-        let super::Amount::Bytes(size_bytes) = size else {
-            return Err(Error::usage(format!("size {size} is a share, not a number of bytes"))
-                .hint("write it like 3G"));
-        };
+        let size_bytes = size_of(size);
         check_size(size_bytes)?;
         let segment_bytes = check_segment(settings)?;
         let threads = check_threads(settings, 2)?;
@@ -161,6 +161,7 @@ impl Plan {
             log: None,
             backing: None,
             take_over: false,
+            abandon_log: false,
             spill,
             job: None,
             on_event: None,
@@ -253,7 +254,15 @@ impl Plan {
         if let Some(spill) = &mut self.spill {
             spill.wipe = false;
         }
-        self.take_over = false;
+        (self.take_over, self.abandon_log) = (false, false);
+    }
+
+    /// The same volume, used as `settings` say.
+    ///
+    /// # Errors
+    /// The settings contradict each other.
+    pub fn with_use(&self, settings: &Settings) -> Result<Self> {
+        Ok(Self { usage: usage::resolve(settings, &self.export)?, ..self.clone() })
     }
 
     /// The same volume with a log on another drive, or none.
@@ -330,6 +339,7 @@ impl Plan {
             log: Some(plan),
             backing: None,
             take_over: false,
+            abandon_log: false,
             spill: None,
             usage: None,
             job: None,
@@ -369,6 +379,7 @@ impl Plan {
             log: None,
             backing: Some(backing),
             take_over: false,
+            abandon_log: false,
             spill: None,
             usage: None,
             job: None,
@@ -394,7 +405,7 @@ impl Plan {
         refuse_of_spill(settings)?;
         usage::refuse_with_log(settings)?;
         let size_bytes = match (settings.size, device::store_size(store)?) {
-            (Some(super::Amount::Bytes(asked)), Some(size)) if asked != size => {
+            (Some(Amount::Bytes(asked)), Some(size)) if asked != size => {
                 return Err(Error::usage(format!(
                     "the volume in {} has {}, not {}",
                     store.display(),
@@ -404,7 +415,7 @@ impl Plan {
                 .hint("leave out --size"));
             }
             (_, Some(size)) => size,
-            (Some(super::Amount::Bytes(size)), None) => size,
+            (Some(Amount::Bytes(size)), None) => size,
             (_, None) => {
                 return Err(Error::usage(format!("{} has no volume yet", store.display()))
                     .hint("give its size, like --size 1T"));
@@ -431,6 +442,7 @@ impl Plan {
             backing: log.is_none().then(|| store.to_owned()),
             log,
             take_over: false,
+            abandon_log: false,
             spill: None,
             usage: None,
             job: None,
@@ -523,6 +535,16 @@ fn default_threads(least: u32) -> u32 {
     u32::try_from(cpus).unwrap_or(MOST_THREADS).clamp(least, 16)
 }
 
+/// The size of a device in bytes. A share of memory is rounded down to whole blocks.
+pub fn size_of(size: Amount) -> u64 {
+    match size {
+        Amount::Bytes(bytes) => bytes,
+        share @ Amount::Percent(_) => {
+            share.of(machine::memory_bytes()) / BLOCK_SIZE as u64 * BLOCK_SIZE as u64
+        }
+    }
+}
+
 /// Checks the size of a device in bytes.
 ///
 /// # Errors
@@ -593,10 +615,10 @@ fn refuse_of_spill(settings: &Settings) -> Result<()> {
 
 fn spill(settings: &Settings) -> Result<Option<SpillPlan>> {
     let daily_bytes = match settings.spill_daily {
-        Some(super::Amount::Percent(_)) => {
+        Some(Amount::Percent(_)) => {
             return Err(Error::usage("spill-daily is a number of bytes, like 20G"));
         }
-        Some(super::Amount::Bytes(bytes)) => bytes,
+        Some(Amount::Bytes(bytes)) => bytes,
         None => 0,
     };
     let Some(device) = &settings.spill else {
@@ -615,7 +637,7 @@ fn check_segment(settings: &Settings) -> Result<u32> {
         Error::usage(format!("segment {segment} {why}"))
             .hint("give a power of two from 32K to 16M, like 1M")
     };
-    let super::Amount::Bytes(bytes) = segment else {
+    let Amount::Bytes(bytes) = segment else {
         return Err(wrong("is a share, not a number of bytes"));
     };
     if !(u64::from(SMALLEST_SEGMENT)..=u64::from(LARGEST_SEGMENT)).contains(&bytes) {

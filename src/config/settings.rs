@@ -17,6 +17,7 @@
 
 use super::export::{Address, Choice};
 use super::size::{Amount, Limit};
+use super::tunable::Tunable;
 use super::unsent::Unsent;
 use crate::device::{Algorithm, Recompress, Sector};
 use crate::system::usage::{Ballast, SlotNews};
@@ -165,10 +166,12 @@ macro_rules! settings {
 
 settings! {
 flags {
-    /// Size of the device, like 3G or 512M: a multiple of 4096, up to 16T
+    /// Size of the device, like 3G, 512M, or 50% of the machine's (or cgroup's) memory: a multiple
+    /// of 4096, up to 16T
     #[flag(value_name = "BYTES")]
     size = "size", live: Amount {
-        "bytes: a multiple of 4096 up to 16T", "required without `backing`",
+        "bytes: a multiple of 4096 up to 16T; or a percentage of memory, up to 1000 %",
+        "required without `backing`",
         "The device's size: can grow, never shrink."
     }
     /// Slow drive or file to speed up, with copies in memory and, with --log, an SSD. Its content
@@ -401,6 +404,19 @@ flags {
         "path", "",
         "A program to run for each [event](events.md#a-program-for-events)."
     }
+    /// With --use swap: vm.page-cluster meanwhile, log2 of the pages read at once, 0 to 31; `keep`
+    /// leaves it [default: 5]
+    #[flag(value_name = "N|keep")]
+    page_cluster = "page-cluster": Tunable {
+        "0 to 31, `keep`", "5",
+        "Of `use = \"swap\"`: [`vm.page-cluster`](swap.md#what-is-set) meanwhile."
+    }
+    /// With --use swap: vm.swappiness meanwhile, 0 to 200; `keep` leaves it [default: 100]
+    #[flag(value_name = "N|keep")]
+    swappiness = "swappiness": Tunable {
+        "0 to 200, `keep`", "100",
+        "Of `use = \"swap\"`: [`vm.swappiness`](swap.md#what-is-set) meanwhile."
+    }
     /// Accept files for log and spill device that other users can read or write
     #[flag(num_args = 0, default_missing_value = "true")]
     allow_readable = "allow-readable": bool {
@@ -413,6 +429,11 @@ file {
     log_uuid = "log-uuid": String {
         "32 hexadecimal digits", "",
         "By `--save`: the log's UUID. Others are refused."
+    }
+    /// Whether the volume comes up with the machine; not about the volume itself
+    boot = "boot": bool {
+        "`true`, `false`", "`true`",
+        "Whether the volume [comes up with the machine](boot.md). `ztier disable` writes `false`."
     }
     /// Id of the backing store of a volume without a log, as 16 hexadecimal digits; another drive
     /// is refused
@@ -456,7 +477,7 @@ pub fn describe() -> String {
     let live = live.collect::<Vec<_>>().join(", ");
     let text = format!(
         "Until `ztier down`, `ztier set NAME KEY=VALUE` changes {live}; `recompress` also takes \
-         `now`. The file stays as it is."
+         `now`. The file stays as it is without `--save`, which writes the change to it."
     );
     let mut line = String::new();
     for word in text.split(' ') {

@@ -13,7 +13,7 @@ use std::str::FromStr;
 pub enum Amount {
     /// A number of bytes.
     Bytes(u64),
-    /// Percent of the memory that this process may use, above 0 and at most 100.
+    /// Percent of the memory that this process may use, above 0 and at most [`MOST_PERCENT`].
     Percent(f64),
 }
 
@@ -27,6 +27,8 @@ impl Amount {
     }
 }
 
+/// The largest share: a device may be larger than memory, which holds it compressed.
+const MOST_PERCENT: f64 = 1000.0;
 const UNITS: [(char, u32); 4] = [('k', 10), ('m', 20), ('g', 30), ('t', 40)];
 /// How to write a size, for the help of commands.
 pub const HELP: &str = "\
@@ -83,8 +85,8 @@ impl FromStr for Amount {
             return parse_bytes(text).map(Self::Bytes);
         };
         match number.trim().parse::<f64>() {
-            Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Self::Percent(percent)),
-            Ok(_) => Err(format!("`{text}` is outside 0 to 100 %; write it like 10%")),
+            Ok(percent) if percent > 0.0 && percent <= MOST_PERCENT => Ok(Self::Percent(percent)),
+            Ok(_) => Err(format!("`{text}` is outside 0 to {MOST_PERCENT} %; write it like 10%")),
             Err(_) => Err(format!("`{text}` is not a percentage; write it like 10%")),
         }
     }
@@ -283,7 +285,7 @@ mod tests {
         assert_eq!("10%".parse(), Ok(Amount::Percent(10.0)));
         assert_eq!(Amount::Percent(10.0).of(1000), 100);
         assert_eq!(Amount::Bytes(7).of(1000), 7);
-        for text in ["0%", "101%", "-1%", "%", "x%", "NaN%"] {
+        for text in ["0%", "1001%", "-1%", "%", "x%", "NaN%"] {
             assert!(text.parse::<Amount>().is_err(), "{text}");
         }
     }

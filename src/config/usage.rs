@@ -6,6 +6,7 @@
 use super::export::Export;
 use super::paths::full;
 use super::settings::{Settings, Use};
+use super::tunable::{OF_PAGE_CLUSTER, OF_SWAPPINESS};
 use crate::error::{Error, Result};
 pub use crate::system::job::Job;
 pub use crate::system::usage::{Ballast, SlotNews, Usage};
@@ -28,6 +29,8 @@ pub(super) fn resolve(settings: &Settings, export: &Export) -> Result<Option<Usa
             refuse("mount", settings.mount.is_some(), "use = \"ext4\"")?;
             Usage::Swap {
                 priority: priority(settings)?,
+                page_cluster: OF_PAGE_CLUSTER.resolve(settings.page_cluster)?,
+                swappiness: OF_SWAPPINESS.resolve(settings.swappiness)?,
                 tuned: Vec::new(),
                 ballast: settings.ballast.unwrap_or_default(),
                 freed_slots: settings.freed_slots.unwrap_or_default(),
@@ -68,7 +71,9 @@ fn refuse_of_swap(settings: &Settings) -> Result<()> {
     refuse("priority", settings.priority.is_some(), "use = \"swap\"")?;
     refuse("ballast", settings.ballast.is_some(), "use = \"swap\"")?;
     refuse("freed-slots", settings.freed_slots.is_some(), "use = \"swap\"")?;
-    refuse("on-full", settings.on_full.is_some(), "use = \"swap\"")
+    refuse("on-full", settings.on_full.is_some(), "use = \"swap\"")?;
+    refuse("page-cluster", settings.page_cluster.is_some(), "use = \"swap\"")?;
+    refuse("swappiness", settings.swappiness.is_some(), "use = \"swap\"")
 }
 
 fn refuse(key: &str, given: bool, with: &str) -> Result<()> {

@@ -5,13 +5,19 @@ use crate::config::Plan;
 use rustix::fs::{major, minor};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
 
 /// Sends an event for each drive that is a block device. Best effort: nothing depends on udev or
 /// the right to send events.
 pub fn look_again(plan: &Plan) {
     let logged = plan.log.iter().flat_map(|log| [&log.backing, &log.log]);
     let spill = plan.spill.iter().map(|spill| &spill.device);
-    for drive in logged.chain(&plan.backing).chain(spill) {
+    look_at(logged.chain(&plan.backing).chain(spill).map(PathBuf::as_path));
+}
+
+/// As [`look_again`], for the drives of a volume that is gone.
+pub fn look_at<'a>(drives: impl Iterator<Item = &'a Path>) {
+    for drive in drives {
         let Ok(meta) = fs::metadata(drive) else { continue };
         if meta.file_type().is_block_device() {
             let number = meta.rdev();

@@ -62,8 +62,14 @@ fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, progress: &dyn Fn(&str))
     }
     if let Some(backing) = &plan.backing {
         let limits = (plan.ram_limit_bytes, machine::memory_bytes());
-        let volume = device::PassthroughVolume::open(backing, &kept.memory, &paths.state, limits)?;
-        return Ok(Made::new(volume, Vec::new()));
+        let (volume, given_up) = device::PassthroughVolume::open(
+            backing,
+            &kept.memory,
+            &paths.state,
+            limits,
+            plan.abandon_log,
+        )?;
+        return Ok(Made::new(volume, given_up.into_iter().collect()));
     }
     let (memory, most) = (&kept.memory, kept.manifest.ram_limit_max_bytes);
     let options = device::Options {

@@ -54,6 +54,7 @@ mod troubles;
 mod using;
 mod watching;
 
+pub use events::look_at;
 pub use itself::outlive_file_limit;
 pub use lifetime::{LOOKERS, Order, Ready, run};
 pub use phase::End;

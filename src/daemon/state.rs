@@ -409,7 +409,7 @@ fn shared(files: &VolumeFiles, tuned: &Tuned) -> bool {
 /// Plans the changes of the machine's settings for this volume; a setting that can't be read
 /// becomes a note. If another volume has already changed a setting to the same value, the value
 /// before that change counts as the earlier one.
-pub fn settings(
+pub(super) fn settings(
     files: &VolumeFiles,
     wanted: &[(&str, Option<u64>)],
     notes: &mut Vec<String>,
@@ -429,6 +429,16 @@ pub fn settings(
         }
     }
     changes
+}
+
+/// As [`settings`], for a use whose settings are not planned yet.
+pub fn plan_settings(files: &VolumeFiles, usage: &mut Usage, notes: &mut Vec<String>) {
+    let wanted = usage::wanted(usage);
+    if let Usage::Swap { tuned, .. } = usage
+        && tuned.is_empty()
+    {
+        *tuned = settings(files, &wanted, notes);
+    }
 }
 
 /// The machine's settings that other volumes of this user have changed.

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::media::{Access, FileDrive, Signature};
 use crate::remedy;
 use crate::system::reclaim::make_present;
-use crate::system::usage::{self, PAGE_CLUSTER, Room, SWAPPINESS, SlotNews, Tuned};
+use crate::system::usage::{self, Room, SlotNews, Tuned};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::path::Path;
 use std::sync::mpsc::SyncSender;
@@ -44,16 +44,17 @@ impl Running {
         }
         asking.agree()?;
         let mut notes = Vec::new();
-        let wanted = [(PAGE_CLUSTER, ask.page_cluster), (SWAPPINESS, ask.swappiness)];
-        let tuned = state::settings(&self.served.files, &wanted, &mut notes);
-        let usage = Usage::Swap {
+        let mut usage = Usage::Swap {
             priority: ask.priority,
-            tuned,
+            page_cluster: ask.page_cluster,
+            swappiness: ask.swappiness,
+            tuned: Vec::new(),
             ballast: ask.ballast,
             freed_slots: ask.freed_slots,
             on_full: ask.on_full.clone(),
             forced: ask.force,
         };
+        state::plan_settings(&self.served.files, &mut usage, &mut notes);
         self.carry_swap(true)?;
         resident::begin(&self.served.files);
         make_present();
@@ -87,6 +88,8 @@ impl Running {
             // A user has made it swap by hand.
             None if usage::is_swap(&device) => Usage::Swap {
                 priority: NO_PRIORITY,
+                page_cluster: None,
+                swappiness: None,
                 tuned: Vec::new(),
                 ballast: Ballast::Off,
                 freed_slots: SlotNews::Off,

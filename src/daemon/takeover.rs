@@ -109,6 +109,13 @@ impl Inherited {
         if plan.usage.is_none() && !self.taken_up(&plan).is_empty() {
             plan.usage = was.usage.clone().filter(|usage| matches!(usage, Usage::Swap { .. }));
         }
+        if let Some(Usage::Swap { tuned, .. }) = &mut plan.usage
+            && let Some(Usage::Swap { tuned: before, .. }) = &was.usage
+            && tuned.is_empty()
+        {
+            // What the machine's settings were before they were set.
+            tuned.clone_from(before);
+        }
         let drives = |plan: &Plan| {
             let log = plan.log.as_ref().map(|l| (l.log.clone(), l.backing.clone()));
             (log, plan.backing.clone(), plan.spill.as_ref().map(|spill| spill.device.clone()))

@@ -18,7 +18,11 @@ impl Running {
             notify::extend(what);
             progress(what);
         };
-        let Some(usage) = self.served.usage() else { return Ok(None) };
+        let Some(mut usage) = self.served.usage() else { return Ok(None) };
+        let mut notes = Vec::new();
+        state::plan_settings(&self.served.files, &mut usage, &mut notes);
+        // In the state file before it is set.
+        self.served.note_usage(Some(usage.clone()))?;
         let (empty, homes) = (self.served.volume.volatile_bytes() == 0, self.homes());
         let is_swap = matches!(usage, Usage::Swap { .. });
         if is_swap {
@@ -26,7 +30,8 @@ impl Running {
         }
         let device = self.served.device()?;
         usage::begin(&usage, &device, (empty, homes.announced()), &progress)?;
-        usage::tune(&usage).iter().for_each(|failed| log::line(failed));
+        notes.extend(usage::tune(&usage));
+        notes.iter().for_each(|failed| log::line(failed));
         self.threads.follow_swap(&self.served, &usage, &device);
         Ok(homes.about().filter(|_| is_swap && empty))
     }

@@ -19,8 +19,12 @@ impl Pair {
     /// The error if the log is missing that holds what the backing store lacks.
     pub(super) fn lacks(&self, record: &Record, why: &str) -> Error {
         let (backing, log) = (self.backing.display(), record.log.display());
+        let remedy = match is_store(&self.backing) {
+            true => remedy::LOG_MISSED_STORE,
+            false => remedy::LOG_MISSED,
+        };
         Error::would_lose(format!("{backing} lacks what its log on {log} holds: {why}"))
-            .hint(format!("{} ({})", remedy::LOG_MISSED, record.state()))
+            .hint(format!("{} ({})", remedy.on(&self.backing, None), record.state()))
     }
 
     /// Refuses flags that accept nothing: left in a script, they would later take effect unnoticed.

@@ -10,11 +10,11 @@ use super::counters::{Accounts, Counters};
 use super::drives::{self, Alarm};
 use super::front::{Engine, Front};
 use super::object_setup::{self, StoreOptions};
-use super::record::Book;
+use super::record::{Book, Record};
 use crate::BLOCK_SIZE;
 use crate::cache::Cached;
 use crate::error::{Context, Error, Result};
-use crate::log::Kept;
+use crate::log::{self, Kept};
 use crate::media::{Access, Action, Drive, DriveError, FileDrive, Memory};
 use crate::object::{ObjectDrive, VolumeFound};
 use crate::remedy;
@@ -57,22 +57,28 @@ impl PassthroughVolume {
     /// Opens `backing` exclusively, with a read cache. `memory` is what a log of this volume would
     /// use; it must be empty. `state` is the directory with this machine's records of backing
     /// stores. `ram_limit` is the limit of the read cache and `most` the highest limit that it can
-    /// get, both in bytes.
+    /// get, both in bytes. With `abandon` it goes on without a log that is gone, and the second
+    /// result says what the store is then.
     ///
     /// # Errors
-    /// The drive cannot be used; or its log, or `memory`, holds or may hold what it lacks.
+    /// The drive cannot be used; or its log, or `memory`, holds or may hold what it lacks; or with
+    /// `abandon` it lacks nothing.
     pub fn open(
         backing: &Path,
         memory: &Memory,
         state: &Path,
         (ram_limit, most): (u64, u64),
-    ) -> Result<Arc<Self>> {
+        abandon: bool,
+    ) -> Result<(Arc<Self>, Option<String>)> {
         refuse_kept(backing, memory)?;
         let drive = FileDrive::take(backing, memory.is_inherited())?;
         let book = Book::of(state, &drive);
         book.refuse_beside(backing)?;
-        refuse_lacking(backing, &book)?;
-        Ok(Self::cached(Cached::over(Arc::new(drive), ram_limit, most)?))
+        let given_up = match abandon {
+            true => Some(give_up(backing, &book)?),
+            false => refuse_lacking(backing, &book).map(|()| None)?,
+        };
+        Ok((Self::cached(Cached::over(Arc::new(drive), ram_limit, most)?), given_up))
     }
 
     /// Takes over a volume in a store of objects, with the other arguments of [`Self::open`].
@@ -241,9 +247,40 @@ fn refuse_lacking(backing: &Path, book: &Book) -> Result<()> {
             backing.display(),
             record.log.display()
         ))
-        .hint(format!("{} ({})", remedy::LOG_MISSED_PASSTHROUGH, record.state()))),
+        .hint(format!(
+            "{} ({})",
+            remedy::LOG_MISSED_PASSTHROUGH.on(backing, None),
+            record.state()
+        ))),
         _ => Ok(()),
     }
+}
+
+/// Gives up the log that holds what a backing store lacks, and remembers that: it is refused later.
+/// Returns what the store is then, in words.
+///
+/// # Errors
+/// It lacks nothing, or the log is there.
+fn give_up(backing: &Path, book: &Book) -> Result<String> {
+    let shown = backing.display();
+    let Some(record) = book.load()?.filter(|record| record.dirty) else {
+        return Err(
+            Error::usage(format!("{shown} lacks nothing of a log")).hint("leave out --discard-log")
+        );
+    };
+    let log = record.log.display();
+    let there = FileDrive::open(&record.log, Access::ReadOnly).ok();
+    let there = there.and_then(|drive| log::read_superblock(&drive).ok());
+    if there.is_some_and(|(sb, ..)| sb.uuid == record.uuid) {
+        return Err(Error::would_lose(format!(
+            "the log on {log} is there, and holds what {shown} lacks"
+        ))
+        .hint("bring the volume up with that --log; `ztier restart NAME --log none` drains it"));
+    }
+    let text = format!("{shown} goes on without what its log on {log} held: {}", record.state());
+    let gone = record.seen();
+    book.save(&Record { dirty: false, ..record.without(gone) })?;
+    Ok(text)
 }
 
 /// One thread's access to a passthrough volume.

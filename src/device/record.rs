@@ -247,12 +247,25 @@ impl Book {
         }
     }
 
+    /// The file.
+    pub(super) fn file(&self) -> &Path {
+        &self.path
+    }
+
+    /// All records in the directory `dir`, with their files. A damaged one is left out.
+    pub(super) fn all(dir: &Path) -> impl Iterator<Item = (PathBuf, Record)> {
+        let files = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let files = files.map(|entry| entry.path()).filter(|path| is_record(path));
+        files.filter_map(|path| {
+            let record = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
+            Some((path, record))
+        })
+    }
+
     /// The records of other backing stores. A damaged one fails with its own volume, not here.
     fn others(&self) -> impl Iterator<Item = Record> {
-        let dir = self.path.parent().map(std::fs::read_dir);
-        let files = dir.into_iter().flatten().flatten().flatten().map(|entry| entry.path());
-        let records = files.filter(|path| *path != self.path && is_record(path));
-        records.filter_map(|path| serde_json::from_slice(&std::fs::read(path).ok()?).ok())
+        let all = self.path.parent().map(Self::all).into_iter().flatten();
+        all.filter(|(path, _)| *path != self.path).map(|(_, record)| record)
     }
 
     /// Refuses a drive that overlaps with another backing store whose log holds data: a disk and a

@@ -27,6 +27,12 @@ pub enum Usage {
     Swap {
         /// The kernel uses swap of higher priority first.
         priority: i32,
+        /// The value of `vm.page-cluster` meanwhile; `None`: unchanged.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        page_cluster: Option<u64>,
+        /// The value of `vm.swappiness` meanwhile; `None`: unchanged.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        swappiness: Option<u64>,
         /// Settings of the machine while the device is swap.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         tuned: Vec<Tuned>,
@@ -199,6 +205,15 @@ pub fn tune(usage: &Usage) -> Vec<String> {
 pub fn untune(usage: &Usage, needed: impl Fn(&Tuned) -> bool) -> Vec<String> {
     let mine = tuned(usage).iter().filter(|t| !needed(t));
     mine.filter_map(|t| t.restore().err()).map(|e| e.to_string()).collect()
+}
+
+/// The values that the machine's settings are to have for a use; `None`: unchanged.
+pub fn wanted(usage: &Usage) -> [(&'static str, Option<u64>); 2] {
+    let (page_cluster, swappiness) = match usage {
+        Usage::Swap { page_cluster, swappiness, .. } => (*page_cluster, *swappiness),
+        Usage::Ext4 { .. } => (None, None),
+    };
+    [(PAGE_CLUSTER, page_cluster), (SWAPPINESS, swappiness)]
 }
 
 /// The machine's settings for a use.

@@ -74,6 +74,8 @@ pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
 fn end_swap(shown: &Path) {
     let usage = Usage::Swap {
         priority: 0,
+        page_cluster: None,
+        swappiness: None,
         tuned: Vec::new(),
         ballast: Ballast::Off,
         freed_slots: SlotNews::Off,

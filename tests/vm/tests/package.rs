@@ -133,6 +133,7 @@ fn the_package_is_installed_used_as_documented_replaced_and_removed() {
         println!("{what} in {:.1} s", began.elapsed().as_secs_f64());
     };
     step("installed", installed);
+    step("booted", booted);
     let began_documents = Instant::now();
     let mut wrong = Vec::new();
     for (name, text) in documents() {
@@ -186,7 +187,7 @@ fn boot(lab: &Lab, place: &Path) -> Option<Machine> {
     debian.image(&root, 512).unwrap();
     println!("a disk to boot from in {:.1} s", began.elapsed().as_secs_f64());
     let began = Instant::now();
-    let mut setup = Setup::new(lab).memory(768).root("root").patience(SOON * 4);
+    let mut setup = Setup::new(lab).memory(768).reboots().root("root").patience(SOON * 4);
     setup = setup.file_disk("root", &root, Cache::Unsafe);
     for (name, size) in DRIVES {
         setup = setup.disk(name, size);
@@ -228,6 +229,7 @@ fn installed(machine: &Machine) {
         "/usr/share/man/man1/ztier-up.1.gz",
         "/usr/share/man/man5/ztier.toml.5.gz",
         "/usr/lib/systemd/system/ztier@.service",
+        "/usr/lib/systemd/system-generators/ztier-generator",
         "/usr/lib/systemd/system-shutdown/ztier.shutdown",
         "/usr/lib/udev/rules.d/61-ztier.rules",
         "/usr/share/doc/ztier/copyright",
@@ -240,6 +242,61 @@ fn installed(machine: &Machine) {
     for file in ["/etc/ztier/README", "/etc/needrestart/conf.d/ztier.conf"] {
         assert!(conffiles.contains(file), "{conffiles}");
     }
+}
+
+/// Boots with settings of which no service is enabled; then makes services of volumes that are up,
+/// one below a mounted file system, and removes them.
+fn booted(machine: &Machine) {
+    machine.put("/etc/ztier/auto.toml", b"size = \"7%\"\n", SOON).unwrap();
+    machine.put("/etc/ztier/off.toml", b"size = \"32M\"\nboot = false\n", SOON).unwrap();
+    machine.put("/etc/ztier/bad.toml", b"size = \n", SOON).unwrap();
+    let boots = machine.boots();
+    machine.begin("systemctl reboot").unwrap();
+    machine.wait_for_boots(boots + 1, SOON * 2).unwrap();
+    let state = "systemctl is-system-running --wait; systemctl --failed --no-legend; \
+                 systemctl is-active ztier@auto; systemctl is-enabled ztier@auto; \
+                 ztier list -o name --no-headings; [ -b /dev/ztier/auto ]";
+    assert_eq!(ok(machine, state), "running\nactive\nenabled-runtime\nauto\n");
+    let log = ok(machine, "dmesg | grep ztier-generator | sed 's/.*ztier-gen/ztier-gen/'");
+    let said = "ztier-generator: /etc/ztier/bad.toml:1: ";
+    assert!(log.starts_with(said) && log.lines().count() == 1, "{log}");
+    ok(machine, "rm /etc/ztier/bad.toml /etc/ztier/off.toml && ztier forget auto");
+    // A volume that is down stays down, whatever service starts.
+    ok(machine, "ztier up down --size 32M --save && ztier down down && systemctl daemon-reload");
+    ok(machine, "systemd-run -q --wait true; sleep 2");
+    assert_eq!(
+        ok(machine, "ztier list -o name --no-headings; ztier forget down").lines().count(),
+        1
+    );
+
+    let export = "modprobe ublk_drv && ztier up hand --size 64M --export ublk";
+    ok(machine, &format!("{export} && mkfs.ext4 -q /dev/ztier/hand && mount /dev/ztier/hand /mnt"));
+    ok(machine, "echo content > /mnt/file && sync");
+    let said = ok(machine, "ztier up hand --size 64M --export ublk --enable 2>&1");
+    assert!(said.contains("comes up with the machine, and is now ztier@hand.service"), "{said}");
+    ok(machine, "echo 3 > /proc/sys/vm/drop_caches; [ \"$(cat /mnt/file)\" = content ]");
+    let look = "systemctl is-active ztier@hand; systemctl is-enabled ztier@hand; \
+                [ $(systemctl show -P MainPID ztier@hand) = \
+                  $(ztier status hand --json | grep -oE '\"pid\": ?[0-9]+' | grep -oE '[0-9]+') ]; \
+                echo $?; umount /mnt; ztier forget hand --discard";
+    let said = ok(machine, look);
+    assert!(said.starts_with("active\nenabled\n0\n"), "{said}");
+    let set = "sysctl -n vm.page-cluster vm.swappiness";
+    let before = ok(machine, set);
+    for export in ["ublk", "fuse"] {
+        let up = "ztier up swap --size 50% --use swap --enable --export";
+        ok(
+            machine,
+            &format!("{up} {export} && systemctl is-active ztier@swap && grep /dev /proc/swaps"),
+        );
+        assert_eq!(ok(machine, set), "5\n100\n");
+        ok(machine, "ztier forget swap");
+        assert_eq!(ok(machine, set), before);
+    }
+    let left = "systemctl --failed --no-legend; systemctl list-units --no-legend 'ztier*'; \
+                find /etc/ztier /run/ztier /var/lib/ztier /etc/systemd/system -name '*ztier*' \
+                -o -path '*/ztier/*' 2>&-; true";
+    assert_eq!(ok(machine, left), "/etc/ztier\n/etc/ztier/README\n/run/ztier\n");
 }
 
 /// Runs a document's commands for root; returns the error, if any.
