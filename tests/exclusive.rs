@@ -50,7 +50,8 @@ fn content(block: u64, version: u64) -> [u8; BLOCK] {
 }
 
 fn write(path: &Path, version: u64) -> File {
-    let file = File::options().create(true).read(true).write(true).open(path).unwrap();
+    let file =
+        File::options().create(true).truncate(true).read(true).write(true).open(path).unwrap();
     for block in 0..BLOCKS {
         file.write_all_at(&content(block, version), block * BLOCK as u64).unwrap();
     }

@@ -14,7 +14,6 @@ use crate::rng::mix;
 use crate::trouble::{Kind, Trouble};
 use crate::volume::{Source, on_backing};
 use crate::world::{Flying, Reader, World};
-use ztier::codec::{Algorithm, Codec};
 use ztier::log::disk::format::DATA_MIN;
 use ztier::log::{Device, Found, Op, Outcome, Progress, Refused, Ticket, join};
 use ztier::media::{Blocks, Buffer, Drive};
