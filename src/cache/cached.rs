@@ -687,11 +687,11 @@ impl Drive for Cached {
         let good = result.is_ok() || planted::on(Bug::KeepFailedWrite);
         let keeps = good && self.keeps_writes && self.is_on();
         let mut io = if keeps { self.contexts.take() } else { None };
-        let given: Vec<Given<'_>> = given.iter().collect();
         for piece in self.shard_map.pieces(blocks.clone()) {
             let from = (piece.first - blocks.start) as usize;
             let all = (&piece, shard::all(piece.count));
-            self.keep(io.as_mut(), id, all, Came::Written, |at| given[from + at]);
+            let (_, given) = given.split_at(from);
+            self.keep(io.as_mut(), id, all, Came::Written, |at| given.at(at));
         }
         io.into_iter().for_each(|io| self.contexts.give(io));
         self.noted(result)

@@ -85,6 +85,9 @@ pub trait Drive: Send + Sync {
     /// Like [`Drive::write`], of blocks that may be packed already. An atomic drive may store those
     /// as they are: what does not decode then fails to be read.
     fn write_packed(&self, at: u64, blocks: Blocks<'_>) -> Result<(), DriveError> {
+        if let Some(plain) = blocks.as_plain() {
+            return self.write(at, plain.as_flattened());
+        }
         let (whole, good) = blocks.unpack();
         if good.contains(&false) {
             let (action, len) = (Action::Write, whole.len() as u64);

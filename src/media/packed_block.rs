@@ -37,6 +37,11 @@ impl<'a> Blocks<'a> {
         Self { packed: &[], plain }
     }
 
+    /// The blocks, if none is packed.
+    pub fn as_plain(self) -> Option<&'a [[u8; PAGE]]> {
+        self.packed.is_empty().then_some(self.plain)
+    }
+
     /// The number of blocks.
     pub fn count(self) -> usize {
         self.packed.iter().flatten().count() + self.plain.len()
@@ -44,11 +49,23 @@ impl<'a> Blocks<'a> {
 
     /// The blocks one by one.
     pub fn iter(self) -> impl Iterator<Item = Given<'a>> {
-        let mut plain = self.plain.iter();
-        (0..self.count()).filter_map(move |n| match self.packed.get(n) {
-            Some(Some(packed)) => Some(Given::Packed(packed)),
-            _ => plain.next().map(Given::Plain),
+        (0..self.count()).scan(self, |left, _| {
+            let (first, others) = left.split_at(1);
+            *left = others;
+            Some(first.at(0))
         })
+    }
+
+    /// The `n`-th block.
+    ///
+    /// # Panics
+    /// There is none.
+    pub fn at(self, n: usize) -> Given<'a> {
+        let before = &self.packed[..n.min(self.packed.len())];
+        match self.packed.get(n) {
+            Some(Some(packed)) => Given::Packed(packed),
+            _ => Given::Plain(&self.plain[n - before.iter().flatten().count()]),
+        }
     }
 
     /// The first blocks, `count` of them, and the others.
@@ -122,6 +139,9 @@ mod tests {
         for mid in 0..=5 {
             let (first, rest) = blocks.split_at(mid);
             assert_eq!((first.count(), rest.count()), (mid, 5 - mid));
+            assert!(
+                (0..mid).all(|n| matches!(first.at(n), Given::Packed(_)) == (n != 1 && n != 3))
+            );
             let ((first, _), (rest, good)) = (first.unpack(), rest.unpack());
             let both = [&first[..], &rest[..]].concat();
             let found: Vec<u8> = both.chunks(PAGE).map(|block| block[0]).take(4).collect();

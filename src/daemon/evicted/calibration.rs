@@ -26,6 +26,12 @@ use std::time::{Duration, Instant};
 const STEPS: i32 = 512;
 const ATTEMPTS: u64 = 8;
 const GIB: u64 = 1 << 30;
+/// Most pages of a folio, and what the address of the first descriptor is a multiple of. A folio
+/// that another process added meanwhile fits neither.
+const FOLIO_MOST: u64 = 512;
+const ALIGNED: u64 = 1 << 20;
+/// How often the page is read to find its folio.
+const TRIES: u32 = 20;
 /// How long a dropped page may take to arrive.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Marks a number that is not watched.
@@ -70,6 +76,12 @@ impl News {
     /// Waits for a page, at most for `time`.
     pub fn wait(&self, time: Duration) {
         self.ring.wait(time);
+    }
+
+    /// Folios that were dropped, and pages that the ring had no room for, so far.
+    pub fn counts(&self) -> (u64, u64) {
+        let get = |word: usize| self.words.get(word).load(Ordering::Relaxed);
+        (get(word::FOLIOS), get(word::LOST))
     }
 
     /// Has `take` all pages that are there; returns their number.
@@ -130,21 +142,35 @@ impl<'a> Probe<'a> {
 
     fn find_descriptors(&self, layout: &Layout, words: i32) -> Result<()> {
         let _ = fadvise(&self.file, 0, None, Advice::Random); // one page, not many
-        self.drop_page()?;
         let code = layout.find_folio(words);
-        let program = Program::load(layout.added, &code, c"ztier_folio")?.attach()?;
+        let _program = Program::load(layout.added, &code, c"ztier_folio")?.attach()?;
+        let mut before = None;
+        for _ in 0..TRIES {
+            let found = self.descriptors(layout)?;
+            if found.is_some() && found == before {
+                self.set(word::DESCRIPTORS, found.unwrap_or_default());
+                return Ok(());
+            }
+            before = found;
+        }
+        Err(Error::failure("a page of the device was not seen"))
+    }
+
+    /// The address of the first descriptor, by the page's own; `None`: another folio was added.
+    fn descriptors(&self, layout: &Layout) -> Result<Option<u64>> {
+        self.drop_page()?;
+        self.set(word::FOLIO, 0);
         self.read_page()?;
         let at = self.index * PAGE as u64;
         let mapped = Mapping::shared(&self.file, MappedFor::Reading, at, PAGE)
             .context("cannot map the device")?;
         let number = number_of(&mapped)?;
-        drop(program);
         let (folio, first) = (self.word(word::FOLIO), self.word(word::INDEX));
-        let within = self.index.checked_sub(first).filter(|_| folio != 0);
-        let within = within.ok_or_else(|| Error::failure("a page of the device was not seen"))?;
+        let within = self.index.wrapping_sub(first);
         let before = number.wrapping_sub(within).wrapping_mul(u64::from(layout.descriptor));
-        self.set(word::DESCRIPTORS, folio.wrapping_sub(before));
-        Ok(())
+        let found = folio.wrapping_sub(before);
+        let fits = folio != 0 && within < FOLIO_MOST && found.is_multiple_of(ALIGNED);
+        Ok(fits.then_some(found))
     }
 
     fn find_memory(&self, layout: &Layout, words: i32) -> Result<()> {

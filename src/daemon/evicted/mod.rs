@@ -55,9 +55,8 @@ impl Evicted {
     pub(super) fn start(served: Weak<Served>, cache: Arc<Cached>, device: PathBuf) -> Result<Self> {
         let work = move |served: &Weak<Served>, stop: &AtomicBool| {
             let Some(name) = served.upgrade().map(|served| served.name.clone()) else { return };
-            let ended = follow(&cache, &device, stop, || {
-                log::line(&format!("{name}: the cache holds what the page cache drops"));
-            });
+            let say = |text: &str| log::line(&format!("{name}: {text}"));
+            let ended = follow(&cache, &device, stop, say);
             cache.unfollow(ended.as_ref().err().map(ToString::to_string));
             if let Err(e) = ended {
                 log::line(&format!("{name}: the cache also holds what the page cache has: {e}"));
@@ -69,17 +68,16 @@ impl Evicted {
 }
 
 /// Has the cache follow the page cache until `stop`.
-fn follow(cache: &Cached, device: &Path, stop: &AtomicBool, begins: impl FnOnce()) -> Result<()> {
+fn follow(cache: &Cached, device: &Path, stop: &AtomicBool, say: impl Fn(&str)) -> Result<()> {
     let bytes = (cache.limit() / RING_PART).clamp(RING.0, RING.1).next_power_of_two();
     let mut news = News::begin(device, bytes as u32)?;
     cache.follow(bytes)?;
-    begins();
-    let mut looked = Instant::now();
+    say("the cache holds what the page cache drops");
+    let (mut looked, mut came, mut known) = (Instant::now(), 0, 0);
     while !stop.load(Ordering::Acquire) {
         news.wait(WAIT);
-        let count = news.take(|page| {
-            cache.dropped(page);
-        });
+        let count = news.take(|page| known += u64::from(cache.dropped(page)));
+        came += count as u64;
         if count > 0 {
             std::thread::park_timeout(PAUSE);
         }
@@ -88,5 +86,10 @@ fn follow(cache: &Cached, device: &Path, stop: &AtomicBool, begins: impl FnOnce(
             news.watch(&above::numbers(device));
         }
     }
+    let (folios, lost) = news.counts();
+    say(&format!(
+        "the page cache has dropped {folios} folios: {came} pages came, {known} were known, {lost} \
+         had no room in the ring"
+    ));
     Ok(())
 }
