@@ -5,7 +5,7 @@
 //! the index names in it.
 
 use super::policy::Queue;
-use super::record::{self, Header, RECORD_MAX};
+use super::record::{self, Header};
 use super::table::{Place, SEGMENTS_MAX};
 use crate::media::Frame;
 use std::collections::VecDeque;
@@ -37,7 +37,7 @@ impl Segment {
         Header::read(self.frame.bytes().get(at..self.used)?)
     }
 
-    /// The bytes of the record at byte `at`, which has this header; also behind the used part.
+    /// The bytes of the record at byte `at`, which has this header.
     pub fn bytes(&self, at: usize, header: &Header) -> &[u8] {
         &self.frame.bytes()[at..at + header.record_len()]
     }
@@ -70,8 +70,7 @@ impl Segment {
         self.frame.bytes().len()
     }
 
-    /// Whether it has room for `space` bytes.
-    pub fn fits(&self, space: usize) -> bool {
+    fn fits(&self, space: usize) -> bool {
         self.used + space <= self.len()
     }
 
@@ -289,41 +288,23 @@ impl Segments {
         self.keep(segment.frame, keep);
     }
 
-    /// Takes out neighbours of a queue, as few as possible and at most `most`, whose live records
-    /// fit into one segment less. They keep their places in the queue, until [`Self::leave`].
-    pub fn take_run(&mut self, most: usize) -> Option<Vec<(u32, Segment)>> {
-        let queues = [Queue::Probation, Queue::Main];
-        let (queue, at, count) = (2..=most)
-            .flat_map(|count| queues.map(|queue| (queue, count)))
-            .find_map(|(queue, count)| Some((queue, self.emptiest(queue, count)?, count)))?;
-        let mut run = Vec::with_capacity(count);
-        for at in at..at + count {
-            let id = self.queues[queue as usize][at];
-            run.push((id, self.take(id)?));
-        }
-        Some(run)
-    }
-
-    /// Takes a segment's place in its queue away.
-    pub fn leave(&mut self, queue: Queue, id: u32) {
-        self.queues[queue as usize].retain(|other| *other != id);
-    }
-
-    /// Where the `count` neighbours begin that have the fewest live bytes, if these fit into one
-    /// segment less.
-    fn emptiest(&self, queue: Queue, count: usize) -> Option<usize> {
-        let ids = &self.queues[queue as usize];
-        let closed = ids.len().saturating_sub(usize::from(self.open[queue as usize].is_some()));
-        let segment = |at: usize| self.all[ids[at] as usize].as_ref();
-        let live = |from: usize| -> usize {
-            (from..from + count).filter_map(segment).map(|s| s.live_bytes).sum()
-        };
-        let from = (0..(closed + 1).saturating_sub(count)).min_by_key(|from| live(*from))?;
-        // All of one, and of others but what no record fits into.
-        let each = |at: usize| segment(at).map_or(0, |s| s.len().saturating_sub(RECORD_MAX));
-        let room: usize = (from + 1..from + count - 1).map(each).sum();
-        let room = room + segment(from).map_or(0, Segment::len);
-        (live(from) <= room).then_some(from)
+    /// Takes out two neighbours of a queue whose live records fit into one of them. The first one
+    /// keeps its place in the queue.
+    pub fn take_pair(&mut self) -> Option<[(u32, Segment); 2]> {
+        let (queue, at) = [Queue::Probation, Queue::Main].into_iter().find_map(|queue| {
+            let ids = &self.queues[queue as usize];
+            let closed = ids.len().saturating_sub(usize::from(self.open[queue as usize].is_some()));
+            let live = |at: usize| self.all[ids[at] as usize].as_ref().map_or(0, |s| s.live_bytes);
+            let both = |at: usize| live(at) + live(at + 1);
+            let least = (0..closed.saturating_sub(1)).min_by_key(|at| both(*at))?;
+            let first = self.all[ids[least] as usize].as_ref();
+            let fits = first.is_some_and(|first| both(least) <= first.len());
+            fits.then_some((queue, least))
+        })?;
+        let first = self.queues[queue as usize][at];
+        let second = self.queues[queue as usize].remove(at + 1)?;
+        let (one, two) = (self.take(first)?, self.take(second)?);
+        Some([(first, one), (second, two)])
     }
 
     /// Puts a segment back that kept its place.

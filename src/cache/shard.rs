@@ -16,10 +16,6 @@ use crate::stats::CacheCounts;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// Segments are merged when one in this many bytes is garbage, and the most that are merged at a
-/// time: usually, and where copies go with their hits.
-const MERGE: (u64, usize) = (4, 2);
-const MERGE_FOLLOWING: (u64, usize) = (6, 5);
 /// The smallest segment in bytes.
 const SEGMENT_MIN: usize = 16 << 10;
 
@@ -356,64 +352,47 @@ impl Shard {
         })
     }
 
-    /// Merges neighbouring segments, if much is garbage and some of them fit into one less; whether
-    /// that freed a segment. Records keep their order.
+    /// Merges two neighbouring segments, if a quarter of all is garbage and two fit into one;
+    /// whether that freed a segment. Records keep their order.
     fn merge(&mut self) -> bool {
-        let (garbage_part, most) = if self.seals.bytes() > 0 { MERGE_FOLLOWING } else { MERGE };
-        if self.segments.garbage() * garbage_part < self.segments.in_use() {
+        if self.segments.garbage() * 4 < self.segments.in_use() {
             return false;
         }
-        let Some(mut run) = self.segments.take_run(most) else { return false };
-        let (mut to, mut lost) = (0, false);
-        for from in 0..run.len() {
-            lost |= self.merge_one(&mut run, from, &mut to);
-        }
-        let emptied = run.split_off(to + 1);
-        let kept: Vec<u32> = run.iter().map(|(id, _)| *id).collect();
-        run.into_iter().for_each(|(id, segment)| self.segments.put_back(id, segment));
-        if lost {
-            emptied.iter().for_each(|(id, _)| self.sweep(*id));
-            kept.into_iter().for_each(|id| self.sweep_unread(id));
-        }
-        // With damage there may be none.
-        let frees = !emptied.is_empty();
-        for (id, segment) in emptied {
-            self.segments.leave(segment.queue(), id);
-            self.segments.release(id, segment, true);
-        }
-        frees
-    }
-
-    /// Moves the live records of the segment `from` of a run to the one that is filled, `to`, or to
-    /// those behind it. Whether some were not found, because of damage.
-    fn merge_one(&mut self, run: &mut [(u32, Segment)], from: usize, to: &mut usize) -> bool {
-        let (id, end, mut left) = (run[from].0, run[from].1.used(), run[from].1.live());
-        if from == 0 {
-            run[0].1.begin_again();
-        }
-        let mut at = 0;
-        while let Some(header) = run[from].1.header_in(at, end).filter(|_| left > 0) {
-            if let Some(place) = self.named(header.key, id, at) {
-                if !run[*to].1.fits(header.space()) {
-                    if *to == from {
-                        // A damaged length exceeds the room.
-                        break;
-                    }
-                    *to += 1;
-                    run[*to].1.begin_again();
-                }
-                let moved = if *to == from {
-                    run[from].1.move_down(at, &header)
-                } else {
-                    let (filled, read) = run.split_at_mut(from);
-                    filled[*to].1.append(read[0].1.bytes(at, &header), &header)
-                };
-                self.table.set(header.key, Place::new(run[*to].0, moved, place.hits()));
+        let Some([(first, mut to), (second, from)]) = self.segments.take_pair() else {
+            return false;
+        };
+        let (end, queue) = (to.used(), to.queue());
+        debug_assert_eq!(queue, from.queue());
+        let (mut left, mut at) = (to.live(), 0);
+        to.begin_again();
+        while let Some(header) = to.header_in(at, end).filter(|_| left > 0) {
+            if let Some(place) = self.named(header.key, first, at) {
+                let moved = to.move_down(at, &header);
+                self.table.set(header.key, Place::new(first, moved, place.hits()));
                 left -= 1;
             }
             at += header.space();
         }
-        left > 0
+        let mut lost = left > 0;
+        let (mut left, mut at) = (from.live(), 0);
+        while let Some(header) = from.header(at).filter(|_| left > 0) {
+            // A damaged length may exceed the room.
+            let fits = to.used() + header.space() <= to.len();
+            if let Some(place) = self.named(header.key, second, at).filter(|_| fits) {
+                let moved = to.append(from.bytes(at, &header), &header);
+                self.table.set(header.key, Place::new(first, moved, place.hits()));
+                left -= 1;
+            }
+            at += header.space();
+        }
+        lost |= left > 0;
+        self.segments.put_back(first, to);
+        if lost {
+            self.sweep(second);
+            self.sweep_unread(first);
+        }
+        self.segments.release(second, from, true);
+        true
     }
 
     /// The place that the index names for a key, if that is byte `at` of `segment`.
