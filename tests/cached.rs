@@ -411,6 +411,13 @@ fn what_the_page_cache_has_has_no_copy() {
     let stats = cached.stats();
     assert!(stats.blocks > 1800 && stats.used_bytes <= 16 * MIB, "{stats:?}");
     cached.audit().unwrap();
+    // What is known outlives small steps of the limit, and no large ones.
+    for (limit, is_known) in [(14 * MIB, true), (16 * MIB, true), (8 * MIB, false)] {
+        cached.set_limit(limit).unwrap();
+        assert_eq!(cached.dropped(&page(150, 1)), is_known, "{limit}");
+        assert!(cached.used() <= limit);
+        cached.audit().unwrap();
+    }
     cached.unfollow(None);
     assert!(!cached.dropped(&page(50, 1)) && touch(&cached, 200) == 1 && cached.has(200));
     assert!(touch(&cached, 50) == 1 && cached.has(50));

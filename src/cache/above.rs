@@ -31,6 +31,8 @@ const AGAIN: u8 = 4;
 #[derive(Debug)]
 pub struct Above {
     key: [u64; 4],
+    /// The limit that it was made for, in bytes.
+    limit: u64,
     hints: Vec<AtomicU64>,
     /// Bytes of what brings dropped pages.
     beside: u64,
@@ -52,6 +54,11 @@ impl Above {
         Ok(Self::with(bytes.map(u64::from_ne_bytes), limit, beside))
     }
 
+    /// Whether it has about the size for a limit, which may adapt in small steps.
+    pub fn fits(&self, limit: u64) -> bool {
+        limit >= self.limit / 4 * 3 && limit <= self.limit / 3 * 4
+    }
+
     /// The same for another limit: nothing is known of what was sealed.
     #[must_use]
     pub fn resized(&self, limit: u64) -> Self {
@@ -62,6 +69,7 @@ impl Above {
         let hints = ((seals(limit) / Seals::EACH) as usize).min(HINTS) / WAYS * WAYS;
         Self {
             key,
+            limit,
             hints: (0..hints).map(|_| AtomicU64::new(0)).collect(),
             beside,
             turn: AtomicU32::new(0),

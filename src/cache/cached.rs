@@ -154,7 +154,7 @@ impl Cached {
             bypassed: AtomicU64::new(0),
             errors: AtomicU64::new(0),
         };
-        cached.share_out(limit);
+        cached.share_out(limit, true);
         Ok(Arc::new(cached))
     }
 
@@ -172,14 +172,20 @@ impl Cached {
     /// A limit that is neither 0 nor at least [`RAM_LIMIT_MIN`]; then nothing changes.
     pub fn set_limit(&self, bytes: u64) -> Checked<()> {
         check_limit(bytes)?;
-        self.share_out(bytes);
+        self.share_out(bytes, false);
         Ok(())
     }
 
-    fn share_out(&self, bytes: u64) {
+    /// Divides a limit. What is known of the page cache is forgotten if the limit has changed much,
+    /// or has to begin `anew`.
+    fn share_out(&self, bytes: u64, anew: bool) {
         let _limiting = self.limiting.lock();
-        let above = self.above().map(|above| Arc::new(above.resized(bytes)));
-        self.above.lock().clone_from(&above);
+        let mut above = self.above();
+        let stays = !anew && above.as_ref().is_some_and(|above| above.fits(bytes));
+        if !stays {
+            above = above.map(|above| Arc::new(above.resized(bytes)));
+            self.above.lock().clone_from(&above);
+        }
         let (shards, beside) = (self.shards.len() as u64, above.as_ref().map_or(0, |a| a.bytes()));
         let share = share(bytes, shards, self.context_bytes, beside);
         let seals = above.map_or(0, |_| above::seals(bytes) / shards);
@@ -188,7 +194,9 @@ impl Cached {
         let mut evicted = 0;
         for shard in &self.shards {
             let mut shard = shard.lock();
-            shard.follow(Seals::with_room(seals));
+            if !stays {
+                shard.follow(Seals::with_room(seals));
+            }
             shard.set_limit(share.shard);
             evicted += shard.counts().evicted_blocks;
         }
@@ -217,8 +225,9 @@ impl Cached {
     pub fn follow(&self, beside: u64) -> Checked<()> {
         let limit = self.limit();
         *self.above.lock() = Some(Arc::new(Above::new(limit, beside)?));
+        *self.unfollowed.lock() = None;
         self.follows.store(true, Ordering::Release);
-        self.share_out(limit);
+        self.share_out(limit, true);
         Ok(())
     }
 
@@ -227,7 +236,7 @@ impl Cached {
         self.follows.store(false, Ordering::Release);
         *self.above.lock() = None;
         *self.unfollowed.lock() = why;
-        self.share_out(self.limit());
+        self.share_out(self.limit(), true);
     }
 
     /// Why the page cache is not followed, if it was to be.

@@ -6,10 +6,11 @@
 use super::output;
 use crate::error::{Context, Error, Result};
 use crate::escape::join_lines;
+use crate::system::within;
 use std::fmt::Write;
 use std::io::Read;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The program.
 const SYSTEMCTL: &str = "systemctl";
@@ -17,8 +18,6 @@ const SYSTEMCTL: &str = "systemctl";
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a service may take to come up: longer than its own `TimeoutStartSec=`.
 const PATIENCE_TO_START: Duration = Duration::from_secs(150);
-/// The time between two looks at the program.
-const LOOK: Duration = Duration::from_millis(5);
 
 /// What there is of systemd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,21 +121,9 @@ fn call(args: &[&str], limit: Duration) -> Result<Output> {
     let mut command = Command::new(SYSTEMCTL);
     command.arg("--no-ask-password").args(args).env("LC_ALL", "C").stdin(Stdio::null());
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context(what())?;
-    let deadline = Instant::now() + limit;
-    let status = loop {
-        if let Some(status) = child.try_wait().context(what())? {
-            break status;
-        }
-        if Instant::now() >= deadline {
-            child.kill().context(what())?;
-            child.wait().context(what())?;
-            return Err(Error::failure(format!(
-                "`{SYSTEMCTL} {}` takes longer than {} s",
-                args.join(" "),
-                limit.as_secs()
-            )));
-        }
-        std::thread::sleep(LOOK);
+    let Some(status) = within::ended(&mut child, limit, |_| {}).context(what())? else {
+        let (args, seconds) = (args.join(" "), limit.as_secs());
+        return Err(Error::failure(format!("`{SYSTEMCTL} {args}` takes longer than {seconds} s")));
     };
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     // A few lines, which fit into a pipe.

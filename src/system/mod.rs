@@ -20,5 +20,6 @@ mod swap_areas;
 mod swaps;
 mod tuning;
 pub mod usage;
+pub(crate) mod within;
 
 pub use check::Check;

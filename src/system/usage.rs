@@ -3,13 +3,13 @@
 //! Invariants: a device with any content is never formatted; only uses of this device are ended;
 //! each program has a time limit.
 
-use super::depth;
 pub use super::holders::is_swap;
 use super::holders::mounted_at;
 use super::mounts::mounted_on;
 pub use super::swap_areas::Swapped;
 pub use super::swaps::{Room, SwapWith, kept_twice, room, swap_with, swapped};
 pub use super::tuning::{PAGE_CLUSTER, SWAPPINESS, Tuned};
+use super::{depth, within};
 use crate::error::{Context, Error, Result};
 use crate::escape::join_lines;
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ use std::fs;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The use of a device, with all settings that it needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,8 +102,6 @@ pub const END: Duration = Duration::from_secs(50);
 pub const END_ALONE: Duration = Duration::from_secs(4 * 3600);
 /// Interval between calls of `progress`.
 const TELL: Duration = Duration::from_secs(1);
-/// Interval between checks whether the program has ended.
-const LOOK: Duration = Duration::from_millis(5);
 
 /// Directories of system programs; `""` stands for `PATH`.
 const DIRS: [&str; 3] = ["", "/usr/sbin/", "/sbin/"];
@@ -304,22 +302,16 @@ fn run(
     let what = || format!("{program} {}", on.display());
     progress(&what());
     let mut child = start(program, args, on)?;
-    let begun = Instant::now();
     let mut tell = TELL;
-    let status = loop {
-        if let Some(status) = child.try_wait().context(what())? {
-            break status;
-        }
-        if begun.elapsed() >= limit {
-            child.kill().context(what())?;
-            let seconds = limit.as_secs();
-            return Err(Error::failure(format!("{} takes longer than {seconds} s", what())));
-        }
-        if begun.elapsed() >= tell {
+    let look = |time| {
+        if time >= tell {
             progress(&what());
             tell += TELL;
         }
-        std::thread::sleep(LOOK);
+    };
+    let Some(status) = within::ended(&mut child, limit, look).context(what())? else {
+        let seconds = limit.as_secs();
+        return Err(Error::failure(format!("{} takes longer than {seconds} s", what())));
     };
     // With status 1, e2fsck reports that it corrected something.
     if status.success() || (program == "e2fsck" && status.code() == Some(1)) {
@@ -359,6 +351,7 @@ fn start(program: &str, args: (&[&str], &[&str]), on: &Path) -> Result<Child> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use std::time::Instant;
 
     #[test]
     fn programs_are_bounded_and_their_errors_told() {

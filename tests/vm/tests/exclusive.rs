@@ -1,0 +1,98 @@
+//! A read cache that holds what the page cache drops, below file systems of another kernel than
+//! this machine's, while memory is short.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod support;
+
+use support::{lab, nothing_left, ok, setup};
+use ztier_vm::Machine;
+
+/// Programs and page cache have a control group of this many MiB, the cache as many, files twice.
+const SHORT: u32 = 32;
+
+/// A number in what `ztier status` says of the cache.
+fn count(machine: &Machine, name: &str) -> u64 {
+    let text = ok(machine, &format!("ztier status c --json | grep -m 1 '\"{name}\"' | tr -dc 0-9"));
+    text.trim().parse().unwrap_or_else(|e| panic!("{name}: {e}: {text:?}"))
+}
+
+/// Waits until the cache follows the page cache.
+fn follows(machine: &Machine) {
+    ok(
+        machine,
+        "for i in $(seq 100); do ztier status c --json >/tmp/s; \
+             grep -q '\"exclusive\": true' /tmp/s && exit 0; \
+             grep not_exclusive /tmp/s && exit 1; sleep 0.2; done; cat /tmp/s; exit 1",
+    );
+}
+
+/// Files are written, changed and read in no order through the page cache of a small group; fio
+/// compares all that it reads.
+fn files_live_on_it(machine: &Machine, kind: &str) {
+    ok(
+        machine,
+        &format!(
+            "ztier up c --backing /disk/slow --ram-limit {SHORT}M --export ublk --exclusive on"
+        ),
+    );
+    follows(machine);
+    // Small file systems of ext4 have blocks of 1 KiB, of which a page has four from anywhere.
+    let force = if kind == "ext4" { "-F -b 4096" } else { "-f" };
+    ok(
+        machine,
+        &format!(
+            "modprobe {kind} 2>&-; mkfs.{kind} -q {force} /dev/ztier/c && \
+             mount /dev/ztier/c /mnt && sleep 3"
+        ),
+    );
+    let size = 2 * SHORT;
+    let fio = format!(
+        "fio --name=v --directory=/mnt --size={size}M --bs=4k --ioengine=psync \
+             --buffer_compress_percentage=50 --verify=crc32c --verify_fatal=1 --output=/tmp/fio"
+    );
+    let in_group = "echo 0 >/sys/fs/cgroup/load/cgroup.procs";
+    for how in [
+        "--rw=write --do_verify=0",
+        "--rw=randread --verify_only",
+        "--rw=randrw --rwmixread=50 --io_size=24M --fsync=64",
+        "--rw=randwrite --io_size=8M",
+        "--rw=randread --io_size=48M --verify=0",
+    ] {
+        let script = format!("{in_group}; {fio} {how} || {{ cat /tmp/fio; exit 1; }}");
+        ok(machine, &script);
+    }
+    let [dropped, given, hit, missed] =
+        ["dropped_pages", "given_blocks", "hit_blocks", "missed_blocks"].map(|n| count(machine, n));
+    println!(
+        "{kind}: {dropped} dropped pages kept, {given} given back; {hit} hit, {missed} missed"
+    );
+    let damaged = count(machine, "damaged_copies");
+    // The daemon says at its end what came.
+    ok(machine, "umount /mnt; tail -n 0 -f /run/ztier/c.log >/tmp/log & sleep 1; ztier down c");
+    println!("{}", ok(machine, "sleep 1; killall tail; grep folios /tmp/log"));
+    assert!(dropped > 4000 && given > 1000, "{dropped} {given}");
+    assert_eq!(damaged, 0);
+    nothing_left(machine);
+}
+
+#[test]
+fn dropped_pages_serve_file_systems_on_another_kernel() {
+    let Some((lab, _turn)) = lab() else { return };
+    let machine = setup(&lab).memory(512).disk("slow", 400 << 20).cgroups().boot().unwrap();
+    ok(
+        &machine,
+        &format!(
+            "modprobe ublk_drv && ztier doctor | grep 'dropped pages: the kernel can' && \
+             mkdir /sys/fs/cgroup/load && echo {SHORT}M >/sys/fs/cgroup/load/memory.max"
+        ),
+    );
+    for kind in ["ext4", "xfs", "btrfs"] {
+        if lab.image.has(&format!("mkfs.{kind}")) {
+            files_live_on_it(&machine, kind);
+        } else {
+            println!("skipped: no mkfs.{kind}");
+        }
+    }
+    ok(&machine, "rmdir /sys/fs/cgroup/load");
+    machine.off().unwrap();
+}
