@@ -1,31 +1,29 @@
-//! What a cache knows of the page cache above it, and how it finds the block of a dropped page.
+//! What a cache knows of the page cache above it.
 //!
-//! Invariants: a hint is only a hint: the shard of the block decides by the block's seal; hints are
-//! read and written without a lock.
+//! Invariant: a region is read past the page cache only after many of its blocks were asked for
+//! again that the page cache was to have.
 
+use super::hints::Hints;
 use super::seals::{Seal, Seals};
 use crate::BLOCK_SIZE;
 use crate::error::{Context, Result};
-use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use highway::{HighwayHash, HighwayHasher, Key};
 use rustix::rand::{GetRandomFlags, getrandom};
+use std::sync::Arc;
 
 /// One in this many bytes of the limit may be seals and hints.
 const PART: u64 = 16;
-/// Hints of which a new one takes the place of another.
-const WAYS: usize = 8;
-/// A hint has the block in its low bits, and bits of the seal above them.
-const BLOCK_BITS: u32 = 40;
 /// Blocks of a region, 4 MiB, and counters of regions; several regions may share one.
 const REGION_BITS: u32 = 10;
 const REGIONS: usize = if cfg!(shuttle) { 2 } else { 4096 };
-/// Most hints: the schedule explorer looks at each.
-const HINTS: usize = if cfg!(shuttle) { 2 * WAYS } else { 1 << 32 };
 /// A region is read past the page cache when its counter has this value; what a block that was
 /// asked for again counts, while the page cache was to have it. One that is dropped there counts
 /// one less.
 const PAST: u8 = 64;
 const AGAIN: u8 = 4;
+/// Most lost pages that may be asked for again and say nothing about a region.
+const LOST_MOST: u64 = 16 << 10;
 
 /// See the module.
 #[derive(Debug)]
@@ -33,11 +31,12 @@ pub struct Above {
     key: [u64; 4],
     /// The limit that it was made for, in bytes.
     limit: u64,
-    hints: Vec<AtomicU64>,
+    hints: Arc<Hints>,
     /// Bytes of what brings dropped pages.
     beside: u64,
-    turn: AtomicU32,
     regions: Vec<AtomicU8>,
+    /// Dropped pages that were lost and not asked for again, or fewer.
+    lost: AtomicU64,
 }
 
 impl Above {
@@ -66,20 +65,24 @@ impl Above {
     }
 
     fn with(key: [u64; 4], limit: u64, beside: u64) -> Self {
-        let hints = ((seals(limit) / Seals::EACH) as usize).min(HINTS) / WAYS * WAYS;
         Self {
             key,
             limit,
-            hints: (0..hints).map(|_| AtomicU64::new(0)).collect(),
+            hints: Arc::new(Hints::with_room(seals(limit) / Seals::EACH * Hints::EACH)),
             beside,
-            turn: AtomicU32::new(0),
             regions: (0..REGIONS).map(|_| AtomicU8::new(0)).collect(),
+            lost: AtomicU64::new(0),
         }
     }
 
-    /// Memory in bytes, without seals.
+    /// Memory in bytes, without seals, once all hints are there.
     pub fn bytes(&self) -> u64 {
-        (self.hints.len() * size_of::<AtomicU64>() + self.regions.len()) as u64 + self.beside
+        self.hints.bytes() + self.regions.len() as u64 + self.beside
+    }
+
+    /// Which blocks may have a seal.
+    pub fn hints(&self) -> &Arc<Hints> {
+        &self.hints
     }
 
     /// The seal of a block's content.
@@ -88,49 +91,23 @@ impl Above {
         Seal::new(u128::from(high) << 64 | u128::from(low))
     }
 
-    fn ways(&self, seal: Seal) -> &[AtomicU64] {
-        let sets = (self.hints.len() / WAYS) as u64;
-        let set = (((seal.bits() & u64::from(u32::MAX)) * sets) >> 32) as usize;
-        self.hints.get(set * WAYS..(set + 1) * WAYS).unwrap_or_default()
-    }
-
-    fn hint(seal: Seal, block: u64) -> u64 {
-        // Never 0, which is no hint.
-        (seal.bits() >> 32 | 1) << BLOCK_BITS | block & ((1 << BLOCK_BITS) - 1)
-    }
-
-    /// Notes that `block` has that seal.
-    pub fn note(&self, seal: Seal, block: u64) {
-        let (hint, ways) = (Self::hint(seal, block), self.ways(seal));
-        let mut free = None;
-        for (n, way) in ways.iter().enumerate() {
-            match way.load(Ordering::Relaxed) {
-                there if there == hint => return,
-                0 if free.is_none() => free = Some(n),
-                _ => {}
-            }
-        }
-        let next = || self.turn.fetch_add(1, Ordering::Relaxed) as usize % WAYS;
-        if let Some(way) = ways.get(free.unwrap_or_else(next)) {
-            way.store(hint, Ordering::Relaxed);
-        }
-    }
-
-    /// Blocks that may have that seal.
-    pub fn blocks(&self, seal: Seal) -> impl Iterator<Item = u64> {
-        let name = Self::hint(seal, 0) >> BLOCK_BITS;
-        let hints = self.ways(seal).iter().map(|way| way.load(Ordering::Relaxed));
-        hints
-            .filter(move |hint| hint >> BLOCK_BITS == name)
-            .map(|hint| hint & ((1 << BLOCK_BITS) - 1))
-    }
-
     fn region(&self, block: u64) -> &AtomicU8 {
         &self.regions[(block >> REGION_BITS) as usize % REGIONS]
     }
 
-    /// A block was asked for again although the page cache was to have it.
+    /// Pages were dropped that did not come.
+    pub fn lost(&self, pages: u64) {
+        let more = |lost: u64| Some((lost + pages).min(LOST_MOST));
+        let _ = self.lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+    }
+
+    /// A block was asked for again although the page cache was to have it, or has dropped it and
+    /// the page was lost.
     pub fn asked_again(&self, block: u64) {
+        let less = |lost: u64| lost.checked_sub(1);
+        if self.lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
+            return;
+        }
         let more = |count: u8| Some(count.saturating_add(AGAIN).min(2 * PAST));
         let _ = self.region(block).fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
     }
@@ -149,7 +126,7 @@ impl Above {
 
 /// Bytes for all seals of a cache with a limit of `limit` bytes; as many hints go with them.
 pub fn seals(limit: u64) -> u64 {
-    let each = Seals::EACH + size_of::<AtomicU64>() as u64;
+    let each = Seals::EACH + Hints::EACH;
     limit / PART / each * Seals::EACH
 }
 
@@ -166,11 +143,12 @@ mod tests {
             block[100..108].copy_from_slice(&n.to_le_bytes());
             block
         };
-        (0..50_000).for_each(|n| above.note(above.seal(&content(n)), n * 3));
-        let found = |n: &u64| above.blocks(above.seal(&content(*n))).any(|block| block == n * 3);
+        let hints = above.hints();
+        (0..50_000).for_each(|n| hints.note(above.seal(&content(n)), n * 3));
+        let found = |n: &u64| hints.blocks(above.seal(&content(*n))).any(|block| block == n * 3);
         let found = (0..50_000).filter(found).count();
-        assert!(found > 48_000, "{found} of 50000");
-        assert_eq!(above.blocks(above.seal(&content(99_999))).count(), 0);
+        assert!(found > 49_500, "{found} of 50000");
+        assert_eq!(hints.blocks(above.seal(&content(99_999))).count(), 0);
         let other = Above::new(64 << 20, 0).unwrap();
         assert_ne!(above.seal(&content(1)), other.seal(&content(1)), "the key is random");
         assert!(above.bytes() + seals(64 << 20) <= (64 << 20) / PART + 3 * REGIONS as u64);
@@ -183,5 +161,10 @@ mod tests {
         assert!(!above.has(5000) && above.has(50));
         (0..40).for_each(|_| above.dropped(5001));
         assert!(above.has(5000));
+        above.lost(20);
+        (0..20).for_each(|_| above.asked_again(9000));
+        assert!(above.has(9000), "the page cache had dropped these");
+        (0..20).for_each(|_| above.asked_again(9000));
+        assert!(!above.has(9000));
     }
 }

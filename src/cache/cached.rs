@@ -78,6 +78,8 @@ pub struct Cached {
     mixed: AtomicU64,
     /// Nanoseconds that the drive took to read missed blocks.
     missed_ns: AtomicU64,
+    /// Pages that the page cache has dropped, and those of them that were not copied.
+    pages: [AtomicU64; 2],
     bypassed: AtomicU64,
     errors: AtomicU64,
 }
@@ -151,6 +153,7 @@ impl Cached {
             ids: AtomicU64::new(1),
             mixed: AtomicU64::new(0),
             missed_ns: AtomicU64::new(0),
+            pages: Default::default(),
             bypassed: AtomicU64::new(0),
             errors: AtomicU64::new(0),
         };
@@ -188,14 +191,15 @@ impl Cached {
         }
         let (shards, beside) = (self.shards.len() as u64, above.as_ref().map_or(0, |a| a.bytes()));
         let share = share(bytes, shards, self.context_bytes, beside);
-        let seals = above.map_or(0, |_| above::seals(bytes) / shards);
+        let seals = above::seals(bytes) / shards;
         self.limit.store(bytes, Ordering::Relaxed);
         self.contexts.limit(share.most);
         let mut evicted = 0;
         for shard in &self.shards {
             let mut shard = shard.lock();
             if !stays {
-                shard.follow(Seals::with_room(seals));
+                let seals = above.as_ref().map(|above| Seals::with_room(seals, above.hints()));
+                shard.follow(seals.unwrap_or_default());
             }
             shard.set_limit(share.shard);
             evicted += shard.counts().evicted_blocks;
@@ -239,6 +243,15 @@ impl Cached {
         self.share_out(self.limit(), true);
     }
 
+    /// Counts all pages that the page cache has dropped so far, and those that were not copied.
+    pub fn saw_pages(&self, dropped: u64, lost: u64) {
+        self.pages[0].store(dropped, Ordering::Relaxed);
+        let before = self.pages[1].swap(lost, Ordering::Relaxed);
+        if let Some(above) = self.above().filter(|_| lost > before) {
+            above.lost(lost - before);
+        }
+    }
+
     /// Why the page cache is not followed, if it was to be.
     pub fn unfollowed(&self) -> Option<String> {
         self.unfollowed.lock().clone()
@@ -265,7 +278,7 @@ impl Cached {
             let mut pieces = self.shard_map.pieces(*block..*block + 1);
             pieces.next().is_some_and(|piece| self.keep_dropped(&above, &piece, (seal, page)))
         };
-        above.blocks(seal).any(|block| is_it(&block))
+        above.hints().blocks(seal).any(|block| is_it(&block))
     }
 
     /// Keeps a copy of the block of `piece`, if its content is that of a page; whether it is.
@@ -302,6 +315,8 @@ impl Cached {
             exclusive: self.follows.load(Ordering::Relaxed),
             requests_mixed: load(&self.mixed),
             missed_ns: load(&self.missed_ns),
+            seen_pages: load(&self.pages[0]),
+            lost_pages: load(&self.pages[1]),
             requests_bypassed: load(&self.bypassed),
             ahead_blocks: load(&self.ahead.kept),
             ahead_used_blocks: load(&self.ahead.used),
@@ -486,7 +501,7 @@ impl Cached {
             drop(shard);
             let noted =
                 above.iter().flat_map(|above| io.seals().iter().map(move |one| (above, one)));
-            noted.for_each(|(above, (at, seal))| above.note(*seal, piece.first + at));
+            noted.for_each(|(above, (at, seal))| above.hints().note(*seal, piece.first + at));
         }
         self.end(id, piece);
     }

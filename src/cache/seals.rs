@@ -6,12 +6,17 @@
 //!
 //! Invariants: a seal is of what the block holds now: it is set only for blocks of a flight that
 //! are alive, and removed when a write of the block begins; there are never more seals than there
-//! was room for at the beginning, and a new one takes the place of the oldest of a few.
+//! was room for at the beginning, and a new one takes the place of the oldest of a few. Memory is
+//! taken when a seal first needs it.
 
+use super::hints::Hints;
 use super::table::spread;
+use std::sync::Arc;
 
 /// Seals of which a new one takes the place of the oldest.
-const WAYS: usize = 8;
+const WAYS: usize = 16;
+/// Seals of a chunk: 5 KiB.
+const CHUNK: usize = if cfg!(shuttle) { WAYS } else { 256 };
 /// In a place without a seal. Keys are smaller.
 const NONE: u32 = u32::MAX;
 /// Bits of the word of a seal; the other bits are of the hash.
@@ -36,12 +41,42 @@ impl Seal {
     }
 }
 
-/// See the module.
+/// Seals side by side, or none yet.
 #[derive(Debug, Default)]
-pub struct Seals {
+struct Chunk {
     keys: Vec<u32>,
     /// The hash, [`ABOVE`] and [`GIVEN`].
     words: Vec<u128>,
+}
+
+impl Chunk {
+    /// Makes room for its seals; `false`: the machine has no memory for them.
+    fn fill(&mut self) -> bool {
+        if !self.keys.is_empty() {
+            return true;
+        }
+        let reserved = self.keys.try_reserve_exact(CHUNK).is_ok()
+            && self.words.try_reserve_exact(CHUNK).is_ok();
+        if reserved {
+            self.keys.resize(CHUNK, NONE);
+            self.words.resize(CHUNK, 0);
+        }
+        reserved
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Seals {
+    chunks: Vec<Chunk>,
+    hints: Option<Arc<Hints>>,
+}
+
+/// Where the seals of a set are, of which a key has one: their chunk, and the first of them.
+#[derive(Clone, Copy)]
+struct Set {
+    chunk: usize,
+    first: usize,
 }
 
 impl Seals {
@@ -49,87 +84,116 @@ impl Seals {
     pub const EACH: u64 = (size_of::<u32>() + size_of::<u128>()) as u64;
 
     /// Room for as many seals as fit into `bytes`; none when the machine has no memory for them.
-    pub fn with_room(bytes: u64) -> Self {
-        let count = (bytes / Self::EACH) as usize / WAYS * WAYS;
-        let (mut keys, mut words) = (Vec::new(), Vec::new());
-        if keys.try_reserve_exact(count).is_err() || words.try_reserve_exact(count).is_err() {
-            return Self::default();
+    /// Seals that go take their `hints` along.
+    pub fn with_room(bytes: u64, hints: &Arc<Hints>) -> Self {
+        let each = size_of::<Chunk>() as u64 + CHUNK as u64 * Self::EACH;
+        let (count, mut chunks) = ((bytes / each) as usize, Vec::new());
+        if chunks.try_reserve_exact(count).is_ok() {
+            chunks.resize_with(count, Chunk::default);
         }
-        keys.resize(count, NONE);
-        words.resize(count, 0);
-        Self { keys, words }
+        Self { chunks, hints: Some(Arc::clone(hints)) }
     }
 
-    /// Memory in bytes.
+    /// Memory in bytes, once all are set.
     pub fn bytes(&self) -> u64 {
-        self.keys.len() as u64 * Self::EACH
+        let each = size_of::<Chunk>() as u64 + CHUNK as u64 * Self::EACH;
+        self.chunks.len() as u64 * each
     }
 
-    fn ways(&self, key: u32) -> std::ops::Range<usize> {
-        let sets = self.keys.len() / WAYS;
+    fn set_of(&self, key: u32) -> Set {
+        let sets = self.chunks.len() * CHUNK / WAYS;
         let set = ((u64::from(spread(key)) * sets as u64) >> 32) as usize;
-        set * WAYS..(set + 1) * WAYS
+        Set { chunk: set * WAYS / CHUNK, first: set * WAYS % CHUNK }
     }
 
-    fn find(&self, key: u32) -> Option<usize> {
-        self.ways(key).find(|at| self.keys.get(*at) == Some(&key))
+    fn find(&self, key: u32) -> Option<(&Chunk, usize)> {
+        let Set { chunk, first } = self.set_of(key);
+        let chunk = self.chunks.get(chunk)?;
+        let keys = chunk.keys.get(first..first + WAYS)?;
+        Some((chunk, first + keys.iter().position(|there| *there == key)?))
+    }
+
+    fn word(&self, key: u32) -> Option<u128> {
+        self.find(key).map(|(chunk, at)| chunk.words[at])
+    }
+
+    fn word_mut(&mut self, key: u32) -> Option<&mut u128> {
+        let at = self.find(key)?.1;
+        let Set { chunk, .. } = self.set_of(key);
+        Some(&mut self.chunks[chunk].words[at])
     }
 
     /// Seals a block that the page cache now has (`above`) or lacks.
     pub fn set(&mut self, key: u32, seal: Seal, above: bool) {
-        let (ways, old) = (self.ways(key), self.find(key));
-        if self.keys.is_empty() {
+        let old = self.find(key).map(|(chunk, at)| (at, chunk.words[at] & GIVEN));
+        let Set { chunk, first } = self.set_of(key);
+        let Some(chunk) = self.chunks.get_mut(chunk) else { return };
+        if !chunk.fill() {
             return;
         }
-        let given = old.map_or(0, |at| self.words[at] & GIVEN);
-        // The newest comes first; the oldest, or the block's own, goes.
-        let last = old.unwrap_or(ways.end - 1);
-        self.keys.copy_within(ways.start..last, ways.start + 1);
-        self.words.copy_within(ways.start..last, ways.start + 1);
-        self.keys[ways.start] = key;
-        self.words[ways.start] = seal.0 | given | if above { ABOVE } else { 0 };
+        // The newest comes first. The block's own goes, or there is a free place, or the oldest
+        // goes.
+        let free = || chunk.keys[first..first + WAYS].iter().position(|there| *there == NONE);
+        let oldest = || first + free().unwrap_or(WAYS - 1);
+        let (last, given) = old.unwrap_or_else(|| (oldest(), 0));
+        let gone = (chunk.keys[last] != NONE).then(|| Seal::new(chunk.words[last]));
+        chunk.keys.copy_within(first..last, first + 1);
+        chunk.words.copy_within(first..last, first + 1);
+        chunk.keys[first] = key;
+        chunk.words[first] = seal.0 | given | if above { ABOVE } else { 0 };
+        if let (Some(hints), Some(gone)) = (&self.hints, gone.filter(|gone| *gone != seal)) {
+            hints.forget(gone);
+        }
     }
 
     /// Whether the block has that seal.
     pub fn has(&self, key: u32, seal: Seal) -> bool {
-        self.find(key).is_some_and(|at| self.words[at] & !BITS == seal.0)
+        self.word(key).is_some_and(|word| word & !BITS == seal.0)
     }
 
     /// Whether the page cache has the block, as far as is known.
     pub fn is_above(&self, key: u32) -> bool {
-        self.find(key).is_some_and(|at| self.words[at] & ABOVE != 0)
+        self.word(key).is_some_and(|word| word & ABOVE != 0)
     }
 
     /// The page cache has dropped the block.
     pub fn dropped(&mut self, key: u32) {
-        if let Some(at) = self.find(key) {
-            self.words[at] &= !ABOVE;
+        if let Some(word) = self.word_mut(key) {
+            *word &= !ABOVE;
         }
     }
 
     /// The page cache gets the block, whose copy may go; `false`: the block has no seal.
     pub fn give(&mut self, key: u32) -> bool {
-        let found = self.find(key);
-        found.map(|at| self.words[at] |= ABOVE | GIVEN).is_some()
+        self.word_mut(key).map(|word| *word |= ABOVE | GIVEN).is_some()
     }
 
     /// Whether the block's copy was once given away.
     pub fn was_given(&self, key: u32) -> bool {
-        self.find(key).is_some_and(|at| self.words[at] & GIVEN != 0)
+        self.word(key).is_some_and(|word| word & GIVEN != 0)
+    }
+
+    /// The block's copy was evicted: its seal goes, unless the page cache has the block.
+    pub fn evicted(&mut self, key: u32) {
+        if !self.is_above(key) {
+            self.remove(key);
+        }
     }
 
     /// Removes the seal of a block.
     pub fn remove(&mut self, key: u32) {
-        if let Some(at) = self.find(key) {
-            self.keys[at] = NONE;
-        }
+        let Some((at, word)) = self.find(key).map(|(chunk, at)| (at, chunk.words[at])) else {
+            return;
+        };
+        let Set { chunk, .. } = self.set_of(key);
+        self.chunks[chunk].keys[at] = NONE;
+        self.hints.iter().for_each(|hints| hints.forget(Seal::new(word)));
     }
 
     /// Removes the seals of the keys that are `inside`.
     pub fn remove_all(&mut self, inside: impl Fn(u32) -> bool) {
-        for key in self.keys.iter_mut().filter(|key| **key != NONE && inside(**key)) {
-            *key = NONE;
-        }
+        let keys = self.chunks.iter_mut().flat_map(|chunk| &mut chunk.keys);
+        keys.filter(|key| **key != NONE && inside(**key)).for_each(|key| *key = NONE);
     }
 }
 
@@ -139,7 +203,8 @@ mod tests {
 
     #[test]
     fn a_seal_is_of_the_newest_content() {
-        let mut seals = Seals::with_room(Seals::EACH * 64);
+        let hints = Arc::new(Hints::with_room(64 << 10));
+        let mut seals = Seals::with_room(6 << 10, &hints);
         let seal = |n: u128| Seal::new(n << 8);
         seals.set(7, seal(1), true);
         assert!(seals.has(7, seal(1)) && seals.is_above(7) && !seals.has(8, seal(1)));
@@ -156,8 +221,9 @@ mod tests {
 
     #[test]
     fn the_oldest_give_way_and_none_is_there_twice() {
-        let mut seals = Seals::with_room(Seals::EACH * 256);
-        assert_eq!(seals.bytes(), 256 * Seals::EACH);
+        let hints = Arc::new(Hints::with_room(64 << 10));
+        let mut seals = Seals::with_room(6 << 10, &hints);
+        assert!((5 << 10..6 << 10).contains(&seals.bytes()));
         for key in 0..10_000 {
             seals.set(key, Seal::new(u128::from(key) << 8), false);
         }

@@ -6,6 +6,7 @@
 
 use super::policy::Queue;
 use super::record::{self, Header};
+use super::run::{self, Run};
 use super::table::{Place, SEGMENTS_MAX};
 use crate::media::Frame;
 use std::collections::VecDeque;
@@ -288,23 +289,42 @@ impl Segments {
         self.keep(segment.frame, keep);
     }
 
-    /// Takes out two neighbours of a queue whose live records fit into one of them. The first one
-    /// keeps its place in the queue.
-    pub fn take_pair(&mut self) -> Option<[(u32, Segment); 2]> {
-        let (queue, at) = [Queue::Probation, Queue::Main].into_iter().find_map(|queue| {
-            let ids = &self.queues[queue as usize];
-            let closed = ids.len().saturating_sub(usize::from(self.open[queue as usize].is_some()));
-            let live = |at: usize| self.all[ids[at] as usize].as_ref().map_or(0, |s| s.live_bytes);
-            let both = |at: usize| live(at) + live(at + 1);
-            let least = (0..closed.saturating_sub(1)).min_by_key(|at| both(*at))?;
-            let first = self.all[ids[least] as usize].as_ref();
-            let fits = first.is_some_and(|first| both(least) <= first.len());
-            fits.then_some((queue, least))
+    /// Takes out neighbours of a queue whose live records fit into one segment less, about: as few
+    /// as possible, and of these the ones with the fewest bytes to move.
+    pub fn take_run(&mut self) -> Option<Run> {
+        let (queue, first, count) = (2..=run::MOST).find_map(|count| {
+            let least = |queue| self.least_run(queue, count).map(|(live, at)| (live, queue, at));
+            let (_, queue, at) = [Queue::Probation, Queue::Main]
+                .into_iter()
+                .filter_map(least)
+                .min_by_key(|l| l.0)?;
+            Some((queue, at, count))
         })?;
-        let first = self.queues[queue as usize][at];
-        let second = self.queues[queue as usize].remove(at + 1)?;
-        let (one, two) = (self.take(first)?, self.take(second)?);
-        Some([(first, one), (second, two)])
+        let mut run = Run::default();
+        for at in first..first + count {
+            let id = self.queues[queue as usize][at];
+            run.push((id, self.take(id)?));
+        }
+        self.queues[queue as usize].remove(first + count - 1);
+        Some(run)
+    }
+
+    /// Of all runs of `count` closed segments of a queue that fit into one less, the live bytes and
+    /// the begin of the one with the fewest.
+    fn least_run(&self, queue: Queue, count: usize) -> Option<(usize, usize)> {
+        let ids = &self.queues[queue as usize];
+        let closed = ids.len().saturating_sub(usize::from(self.open[queue as usize].is_some()));
+        let part = |at: usize| self.all[ids[at] as usize].as_ref();
+        let run = |first: usize| {
+            let parts = || (first..first + count).filter_map(part);
+            let live: usize = parts().map(|part| part.live_bytes).sum();
+            let records: usize = parts().map(|part| part.live as usize).sum();
+            let room: usize = parts().take(count - 1).map(Segment::len).sum();
+            // At the end of each but the last, half a record finds no room, on average.
+            let waste = (count - 2) * live / (2 * records).max(1);
+            (live + waste <= room).then_some((live, first))
+        };
+        (0..(closed + 1).saturating_sub(count)).filter_map(run).min()
     }
 
     /// Puts a segment back that kept its place.

@@ -352,46 +352,33 @@ impl Shard {
         })
     }
 
-    /// Merges two neighbouring segments, if a quarter of all is garbage and two fit into one;
-    /// whether that freed a segment. Records keep their order.
+    /// Puts the records of neighbouring segments together, if an eighth of all is garbage; whether
+    /// that freed a segment. Records keep their order.
     fn merge(&mut self) -> bool {
-        if self.segments.garbage() * 4 < self.segments.in_use() {
+        if self.segments.garbage() * 8 < self.segments.in_use() {
             return false;
         }
-        let Some([(first, mut to), (second, from)]) = self.segments.take_pair() else {
-            return false;
-        };
-        let (end, queue) = (to.used(), to.queue());
-        debug_assert_eq!(queue, from.queue());
-        let (mut left, mut at) = (to.live(), 0);
-        to.begin_again();
-        while let Some(header) = to.header_in(at, end).filter(|_| left > 0) {
-            if let Some(place) = self.named(header.key, first, at) {
-                let moved = to.move_down(at, &header);
-                self.table.set(header.key, Place::new(first, moved, place.hits()));
-                left -= 1;
+        let Some(mut run) = self.segments.take_run() else { return false };
+        let (counts, ahead, seals) = (&mut self.counts, &self.ahead, &mut self.seals);
+        let hidden = run.compact(&mut self.table, |header| {
+            seals.evicted(header.key);
+            counts.evicted_blocks += 1;
+            ahead.useless.fetch_add(u64::from(header.ahead), Ordering::Relaxed);
+        });
+        let mut parts = run.into_parts().peekable();
+        while let Some((id, segment)) = parts.next() {
+            let is_last = parts.peek().is_none();
+            if is_last {
+                self.segments.release(id, segment, true);
+            } else {
+                self.segments.put_back(id, segment);
             }
-            at += header.space();
-        }
-        let mut lost = left > 0;
-        let (mut left, mut at) = (from.live(), 0);
-        while let Some(header) = from.header(at).filter(|_| left > 0) {
-            // A damaged length may exceed the room.
-            let fits = to.used() + header.space() <= to.len();
-            if let Some(place) = self.named(header.key, second, at).filter(|_| fits) {
-                let moved = to.append(from.bytes(at, &header), &header);
-                self.table.set(header.key, Place::new(first, moved, place.hits()));
-                left -= 1;
+            match (hidden, is_last) {
+                (true, true) => self.sweep(id),
+                (true, false) => self.sweep_unread(id),
+                _ => {}
             }
-            at += header.space();
         }
-        lost |= left > 0;
-        self.segments.put_back(first, to);
-        if lost {
-            self.sweep(second);
-            self.sweep_unread(first);
-        }
-        self.segments.release(second, from, true);
         true
     }
 
@@ -447,6 +434,7 @@ impl Shard {
 
     fn leaves(&mut self, header: &Header, fate: Fate) {
         self.table.remove(header.key);
+        self.seals.evicted(header.key);
         self.counts.evicted_blocks += 1;
         self.ahead.useless.fetch_add(u64::from(header.ahead), Ordering::Relaxed);
         if fate != Fate::Gone {
@@ -661,7 +649,9 @@ mod tests {
             assert!(shard.flip(damaged, 13 * 8 + 3));
             assert!(shard.merge());
             shard.audit().unwrap();
-            assert_eq!((shard.counts().damaged_copies, shard.blocks()), (1, before - 1));
+            // The one that finds no room counts as evicted.
+            let CacheCounts { damaged_copies, evicted_blocks, .. } = shard.counts();
+            assert_eq!((damaged_copies + evicted_blocks, shard.blocks()), (1, before - 1));
             let mut out = vec![0; RECORD_MAX];
             let mut is_sound = |key: &u32| {
                 let found = shard.hit(*key, &mut out);
@@ -672,6 +662,31 @@ mod tests {
             let all = live.into_iter().flatten();
             assert_eq!(all.filter(|key| !is_sound(key)).collect::<Vec<u32>>(), lost);
         }
+    }
+
+    /// A fifth of each segment has died, so five neighbours have the records of four.
+    #[test]
+    fn many_segments_are_put_together_in_one_less() {
+        let pool = Arc::new(Pool::new("test", 1024, SEGMENT_MAX).unwrap());
+        let mut shard = Shard::new(Rules::CLOCK, pool, Arc::default(), 4 << 20);
+        fill(&mut shard, 0..1000);
+        let segments = |shard: &Shard| shard.segments.in_use() / shard.segments.len() as u64;
+        for key in (0..1000).filter(|key| key % 9 < 2) {
+            assert!(shard.forget(key).is_some());
+        }
+        let (before, mut merges) = (segments(&shard), 0);
+        while shard.merge() {
+            merges += 1;
+            shard.audit().unwrap();
+        }
+        assert!(merges > before / 12, "{merges} of {before}");
+        assert_eq!(segments(&shard), before - merges);
+        let mut out = vec![0; RECORD_MAX];
+        for key in (0..1000).filter(|key| key % 9 >= 2) {
+            let header = shard.hit(key, &mut out);
+            assert!(header.is_some_and(|header| header.verify(&out, u64::from(key))), "{key}");
+        }
+        assert_eq!(shard.counts().evicted_blocks, 0);
     }
 
     #[test]

@@ -51,6 +51,12 @@ pub struct CacheStats, sums CacheCounts: u64 {
         /// Part of `kept_blocks`: pages that the page cache has dropped.
         [shard] dropped_pages: u64 = count "  of dropped pages"
             => counter "ztier_cache_dropped_pages_total" "Copies of pages that the page cache dropped.";
+        /// Pages that the page cache has dropped, of files or not.
+        seen_pages: u64 = count "pages it dropped"
+            => counter "ztier_cache_seen_pages_total" "Pages that the page cache dropped.";
+        /// Part of `seen_pages`: they came too fast to be copied.
+        lost_pages: u64 = count "  not copied"
+            => counter "ztier_cache_lost_pages_total" "Pages dropped too fast to be copied.";
         /// Copies that went with a read, because the page cache has the block since.
         [shard] given_blocks: u64 = count "  given back to it"
             => counter "ztier_cache_given_blocks_total" "Copies that went back to the page cache.";

@@ -30,8 +30,9 @@ const GIB: u64 = 1 << 30;
 /// that another process added meanwhile fits neither.
 const FOLIO_MOST: u64 = 512;
 const ALIGNED: u64 = 1 << 20;
-/// How often the page is read to find its folio.
+/// How often the page is read to find its folio, or to have a program run, and the time between.
 const TRIES: u32 = 20;
+const AGAIN: Duration = Duration::from_millis(2);
 /// How long a dropped page may take to arrive.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Marks a number that is not watched.
@@ -78,10 +79,10 @@ impl News {
         self.ring.wait(time);
     }
 
-    /// Folios that were dropped, and pages that the ring had no room for, so far.
+    /// Pages that were dropped, and those of them that were not copied, so far.
     pub fn counts(&self) -> (u64, u64) {
         let get = |word: usize| self.words.get(word).load(Ordering::Relaxed);
-        (get(word::FOLIOS), get(word::LOST))
+        (get(word::DROPPED), get(word::LOST))
     }
 
     /// Has `take` all pages that are there; returns their number.
@@ -152,6 +153,7 @@ impl<'a> Probe<'a> {
                 return Ok(());
             }
             before = found;
+            std::thread::sleep(AGAIN);
         }
         Err(Error::failure("a page of the device was not seen"))
     }
@@ -188,8 +190,16 @@ impl<'a> Probe<'a> {
         let top = self.word(word::TASK) / GIB * GIB;
         for attempt in 0..ATTEMPTS {
             self.set(word::FROM, top.wrapping_sub(attempt * STEPS as u64 * GIB));
-            self.drop_page()?;
-            self.read_page()?;
+            let runs = self.word(word::RUNS);
+            // Another reader may have the page, which is not dropped then.
+            for _ in 0..TRIES {
+                self.drop_page()?;
+                self.read_page()?;
+                if self.word(word::RUNS) != runs {
+                    break;
+                }
+                std::thread::sleep(AGAIN);
+            }
             if self.word(word::HITS) > 0 {
                 break;
             }

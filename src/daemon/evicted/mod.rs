@@ -26,9 +26,14 @@ use std::time::{Duration, Instant};
 
 /// Most bytes of the ring, the least, and the part of the cache's limit that it may be.
 const RING: (u64, u64) = (512 << 10, 2 << 20);
-const RING_PART: u64 = 256;
-/// Pause after each look at the ring: pages come in batches.
+const RING_PART: u64 = 32;
+/// Pause after a look at the ring that found few pages: more will come.
 const PAUSE: Duration = Duration::from_millis(1);
+/// Few pages.
+const FEW: usize = 32;
+/// Attempts to begin, and the time between two: others may use the page that is to be dropped.
+const ATTEMPTS: u32 = 5;
+const BETWEEN: Duration = Duration::from_millis(500);
 /// Longest wait for a page.
 const WAIT: Duration = Duration::from_millis(500);
 /// Interval between looks at what is above the device.
@@ -70,15 +75,27 @@ impl Evicted {
 /// Has the cache follow the page cache until `stop`.
 fn follow(cache: &Cached, device: &Path, stop: &AtomicBool, say: impl Fn(&str)) -> Result<()> {
     let bytes = (cache.limit() / RING_PART).clamp(RING.0, RING.1).next_power_of_two();
-    let mut news = News::begin(device, bytes as u32)?;
+    let mut attempts = 0;
+    let mut news = loop {
+        attempts += 1;
+        match News::begin(device, bytes as u32) {
+            Err(_) if attempts < ATTEMPTS && !stop.load(Ordering::Acquire) => {
+                std::thread::park_timeout(BETWEEN);
+            }
+            begun => break begun?,
+        }
+    };
     cache.follow(bytes)?;
     say("the cache holds what the page cache drops");
-    let (mut looked, mut came, mut known) = (Instant::now(), 0, 0);
+    let mut looked = Instant::now();
     while !stop.load(Ordering::Acquire) {
         news.wait(WAIT);
-        let count = news.take(|page| known += u64::from(cache.dropped(page)));
-        came += count as u64;
+        let count = news.take(|page| _ = cache.dropped(page));
         if count > 0 {
+            let (dropped, lost) = news.counts();
+            cache.saw_pages(dropped, lost);
+        }
+        if (1..FEW).contains(&count) {
             std::thread::park_timeout(PAUSE);
         }
         if looked.elapsed() >= LOOK {
@@ -86,10 +103,5 @@ fn follow(cache: &Cached, device: &Path, stop: &AtomicBool, say: impl Fn(&str)) 
             news.watch(&above::numbers(device));
         }
     }
-    let (folios, lost) = news.counts();
-    say(&format!(
-        "the page cache has dropped {folios} folios: {came} pages came, {known} were known, {lost} \
-         had no room in the ring"
-    ));
     Ok(())
 }

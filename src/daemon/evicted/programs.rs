@@ -15,8 +15,8 @@ use crate::system::bpf::code::{
     Code, GET_CURRENT_TASK, PROBE_READ_KERNEL, RINGBUF_DISCARD, RINGBUF_RESERVE, RINGBUF_SUBMIT,
 };
 
-/// Most pages of a folio that are copied.
-const PAGES: i32 = 32;
+/// Most pages of a folio that are copied, in about 70 µs; the page cache has few larger ones.
+const PAGES: i32 = 256;
 /// Bytes of a page.
 const PAGE: i32 = 4096;
 
@@ -26,10 +26,10 @@ pub mod word {
     pub const DESCRIPTORS: usize = 0;
     /// See [`DESCRIPTORS`].
     pub const MEMORY: usize = 1;
-    /// Pages that the ring had no room for.
+    /// Pages that were not copied: the ring had no room, or the folio was too large.
     pub const LOST: usize = 2;
-    /// Folios that were dropped.
-    pub const FOLIOS: usize = 3;
+    /// Pages that were dropped.
+    pub const DROPPED: usize = 3;
     /// The last folio that [`super::find_folio`] saw: its address and its first page's index; and
     /// the address of the thread that added it.
     pub const FOLIO: usize = 4;
@@ -48,6 +48,8 @@ pub mod word {
     pub const MAGIC: usize = 10;
     /// See [`MAGIC`].
     pub const PROBE: usize = 11;
+    /// How often the program that looks for it has run.
+    pub const RUNS: usize = 12;
     /// The first of the watched numbers.
     pub const WATCHED: usize = 16;
     /// How many numbers can be watched.
@@ -147,7 +149,13 @@ impl Layout {
 
     /// Adds one to a word.
     fn count(code: &mut Code, word: usize) {
-        code.add([(0xb7, 1, 0, 0, 1), (0xdb, 7, 1, at(word), 0)]); // atomically: word += 1
+        code.add([(0xb7, 1, 0, 0, 1)]); // r1 = 1
+        Self::add(code, word, 1);
+    }
+
+    /// Adds a register to a word.
+    fn add(code: &mut Code, word: usize, register: u8) {
+        code.add([(0xdb, 7, register, at(word), 0)]); // atomically: word += register
     }
 
     /// Notes the folio that is added.
@@ -179,11 +187,14 @@ impl Layout {
         code.jump((0x55, 0, 0, 0, 0), "other"); // if r0 != 0
         code.add([(0x79, 1, 10, -8, 0), (0x79, 2, 7, at(word::MAGIC), 0)]);
         code.jump((0x5d, 1, 2, 0, 0), "other"); // if r1 != r2
+        code.add([(0x79, 1, 7, at(word::FOUND), 0)]);
+        code.jump((0x1d, 1, 6, 0, 0), "other"); // if r1 == r6: found by a run before
         Self::count(&mut code, word::HITS);
         code.add([(0x7b, 7, 6, at(word::FOUND), 0)]);
         code.label("other").number(1, -(1 << 30));
         code.add([(0x0f, 6, 1, 0, 0), (0x07, 8, 0, 0, 1)]); // r6 -= 1 GiB, r8 += 1
         code.jump((0xa5, 8, 0, 0, steps), "next"); // if r8 < steps
+        Self::count(&mut code, word::RUNS);
         code.label("end").end();
         code
     }
@@ -193,7 +204,6 @@ impl Layout {
         let mut code = self.watched(words);
         code.add([(0x61, 2, 6, self.references, 0)]);
         code.jump((0x55, 2, 0, 0, 0), "end"); // if r2 != 0
-        Self::count(&mut code, word::FOLIOS);
         // r8 = the number of pages
         code.add([
             (0x79, 4, 6, self.flags, 0),
@@ -204,9 +214,13 @@ impl Layout {
         ]);
         code.jump((0x15, 4, 0, 0, 0), "known"); // if r4 == 0
         code.add([(0x57, 5, 0, 0, 15), (0x6f, 8, 5, 0, 0)]); // r8 <<= r5 & 15
-        code.jump((0xa5, 8, 0, 0, PAGES + 1), "known"); // if r8 <= PAGES
-        code.add([(0xb7, 8, 0, 0, PAGES)]);
         code.label("known");
+        Self::add(&mut code, word::DROPPED, 8);
+        code.jump((0xa5, 8, 0, 0, PAGES + 1), "copied"); // if r8 <= PAGES
+        code.add([(0xbf, 1, 8, 0, 0), (0x17, 1, 0, 0, PAGES)]); // r1 = r8 - PAGES
+        Self::add(&mut code, word::LOST, 1);
+        code.add([(0xb7, 8, 0, 0, PAGES)]);
+        code.label("copied");
         Self::folio_as_number(&mut code);
         let shift = self.descriptor.trailing_zeros() as i32;
         // r6 = the address of the content, r9 = the number of pages that are copied
@@ -236,8 +250,8 @@ impl Layout {
         code.jump((0x3d, 9, 8, 0, 0), "end"); // if r9 >= r8
         code.jump((0xa5, 9, 0, 0, PAGES), "next").go("end"); // if r9 < PAGES
         code.label("unread").call(RINGBUF_DISCARD).go("end");
-        code.label("full");
-        Self::count(&mut code, word::LOST);
+        code.label("full").add([(0x1f, 8, 9, 0, 0)]); // r8 -= r9
+        Self::add(&mut code, word::LOST, 8);
         code.label("end").end();
         code
     }

@@ -11,8 +11,9 @@ const MAIN: usize = 1;
 const GHOSTS: usize = 2;
 /// Free segments required to open one: that segment, and one for records appended again.
 const RESERVE: usize = 2;
-/// Segments are merged when at least one part in this number is garbage.
-const GARBAGE_PART: usize = 4;
+/// Segments are merged when at least one part in this number is garbage; the most at a time.
+const GARBAGE_PART: usize = 8;
+const RUN_MOST: usize = 5;
 
 fn list_of(queue: Queue) -> usize {
     match queue {
@@ -236,40 +237,44 @@ impl Segments {
         self.queues[list].iter().map(|&s| self.live(s) as u64).sum()
     }
 
-    /// Merges the neighbours with the least live records, if a quarter of all records is garbage.
+    /// Puts neighbours together in one segment less, if an eighth of all records is garbage.
     fn merge(&mut self) -> bool {
         let used: usize = self.segments.iter().map(Vec::len).sum();
         if self.dead.iter().sum::<usize>() * GARBAGE_PART < used {
             return false;
         }
-        let pairs = [PROBATION, MAIN].into_iter().flat_map(|list| {
-            let sealed = self.queues[list].len().saturating_sub(1);
-            (1..sealed).map(move |at| (list, at))
+        let run = |&(list, first, count): &(usize, usize, usize)| {
+            (first..first + count).map(|at| self.live(self.queues[list][at])).sum::<usize>()
+        };
+        let found = (2..=RUN_MOST).find_map(|count| {
+            let runs = [PROBATION, MAIN].into_iter().flat_map(|list| {
+                let sealed = self.queues[list].len().saturating_sub(1);
+                (0..(sealed + 1).saturating_sub(count)).map(move |first| (list, first, count))
+            });
+            runs.filter(|r| run(r) <= (count - 1) * self.each).min_by_key(run)
         });
-        let both = |&(list, at): &(usize, usize)| {
-            self.live(self.queues[list][at - 1]) + self.live(self.queues[list][at])
-        };
-        let Some((list, at)) = pairs.filter(|p| both(p) <= self.each).min_by_key(both) else {
-            return false;
-        };
-        let to = self.queues[list][at - 1];
-        let Some(from) = self.queues[list].remove(at) else { return false };
-        let mut kept = Vec::with_capacity(self.each);
-        for segment in [to, from] {
+        let Some((list, first, count)) = found else { return false };
+        let ids: Vec<u32> = self.queues[list].range(first..first + count).copied().collect();
+        let mut kept = Vec::with_capacity(count * self.each);
+        for &segment in &ids {
             for (at, block) in
                 std::mem::take(&mut self.segments[segment as usize]).into_iter().enumerate()
             {
-                let place = &mut self.places[block as usize];
-                if *place == (Place { segment, at: at as u32 }) {
-                    *place = Place { segment: to, at: kept.len() as u32 };
+                if self.places[block as usize] == (Place { segment, at: at as u32 }) {
                     kept.push(block);
                 }
             }
             self.dead[segment as usize] = 0;
         }
         self.copied += kept.len() as u64;
-        self.segments[to as usize] = kept;
-        self.free.push(from);
+        for (segment, blocks) in ids.iter().zip(kept.chunks(self.each)) {
+            for (at, &block) in blocks.iter().enumerate() {
+                self.places[block as usize] = Place { segment: *segment, at: at as u32 };
+            }
+            self.segments[*segment as usize] = blocks.to_vec();
+        }
+        self.queues[list].remove(first + count - 1);
+        self.free.push(ids[count - 1]);
         true
     }
 

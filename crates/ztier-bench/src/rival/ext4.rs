@@ -14,14 +14,15 @@ pub struct Ext4 {
 }
 
 impl Ext4 {
-    /// Makes and mounts an ext4. No initialisation is deferred into the middle of a test.
+    /// Makes and mounts an ext4, with the blocks of an ordinary disk, also below 512 MiB. No
+    /// initialisation is deferred into the middle of a test.
     ///
     /// # Errors
     /// No `mkfs.ext4`, no root, a device that fails.
     pub fn new(device: &Path) -> Result<Self> {
         let path = device.to_string_lossy();
         let lazy = "lazy_itable_init=0,lazy_journal_init=0";
-        run("mkfs.ext4", &["-q", "-F", "-E", lazy, &path], Duration::from_secs(120))?;
+        run("mkfs.ext4", &["-q", "-F", "-b", "4096", "-E", lazy, &path], Duration::from_secs(120))?;
         let dir = WorkDir::new("mnt")?;
         mount(device, dir.path(), "ext4", MountFlags::empty(), None)
             .context(format!("cannot mount {path} on {}", dir.path().display()))?;

@@ -123,6 +123,14 @@ pub fn compare(report: &mut Report, section: &str, found: &[Found], goals: Optio
                 mib(pool.limit)
             );
             report.note(section, &format!("the pool at the end, {}", ours.system.name()), text);
+            let [dropped, lost, kept, given] = pool.pages;
+            if dropped > 0.0 {
+                let text = format!(
+                    "{dropped} pages dropped, {lost} of them not copied, {kept} kept; {given} \
+                     copies given back"
+                );
+                report.note(section, &format!("page cache, {}", ours.system.name()), text);
+            }
         }
     }
 }

@@ -119,6 +119,9 @@ pub struct Pool {
     pub holds: f64,
     /// Bytes of memory that they took.
     pub used: f64,
+    /// Pages that the page cache dropped, those that were not copied, those that were kept, and
+    /// copies that went back.
+    pub pages: [f64; 4],
 }
 
 /// A running system. Upper parts are dropped first.
@@ -174,7 +177,9 @@ impl Lane {
             cache[name].as_f64().ok_or_else(missing)
         };
         let (limit, used) = (field("limit_bytes")?, field("used_bytes")?);
-        Ok(Some(Pool { limit, holds: field("original_bytes")?, used }))
+        let [dropped, lost] = [field("seen_pages")?, field("lost_pages")?];
+        let pages = [dropped, lost, field("dropped_pages")?, field("given_blocks")?];
+        Ok(Some(Pool { limit, holds: field("original_bytes")?, used, pages }))
     }
 }
 
