@@ -28,16 +28,17 @@ pub struct Hints {
 impl Hints {
     /// Bytes of a hint.
     pub const EACH: u64 = size_of::<AtomicU64>() as u64;
+    const CHUNK_BYTES: u64 = (size_of::<Chunk>() + size_of::<[AtomicU64; CHUNK]>()) as u64;
 
     /// Room for as many hints as fit into `bytes`.
     pub fn with_room(bytes: u64) -> Self {
-        let chunks = (bytes / Self::EACH / CHUNK as u64).min(CHUNKS);
+        let chunks = (bytes / Self::CHUNK_BYTES).min(CHUNKS);
         Self { chunks: (0..chunks).map(|_| OnceLock::new()).collect(), turn: AtomicU32::new(0) }
     }
 
     /// Memory in bytes, once all are there.
     pub fn bytes(&self) -> u64 {
-        (self.chunks.len() * (size_of::<Chunk>() + size_of::<[AtomicU64; CHUNK]>())) as u64
+        self.chunks.len() as u64 * Self::CHUNK_BYTES
     }
 
     /// The chunk of a seal's hints, and the first of them there.

@@ -216,7 +216,7 @@ fn checks() -> Vec<Check> {
         Check::new(
             "news of dropped pages",
             crate::daemon::evicted::available()
-                .map(|()| "the kernel can tell, for --exclusive on".into())
+                .map(|()| "the kernel can tell, for --exclusive auto".into())
                 .map_err(|e| e.to_string()),
             "Linux 6.6 or newer with BTF and BPF; without, a cache also holds what the page cache has",
         ),

@@ -248,7 +248,8 @@ mod tests {
             "backing" | "log" | "spill" | "socket" | "mount" | "on-full" | "on-event" => {
                 "\"/dev/other\""
             }
-            "sync" | "sync-remote" | "writeback" | "exclusive" => "true",
+            "sync" | "sync-remote" | "writeback" => "true",
+            "exclusive" => "\"on\"",
             "max-unsent" => "\"16M,5s\"",
             "segment" => "\"64K\"",
             "algorithm" => "\"zstd\"",

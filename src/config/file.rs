@@ -163,6 +163,7 @@ mod tests {
     use super::super::size::{Amount, Limit};
     use super::super::usage::{Ballast, SlotNews};
     use super::*;
+    use crate::config::exclusive::Exclusive;
     use crate::config::tunable::Tunable;
     use crate::config::unsent::Unsent;
     use crate::device::{Algorithm, Recompress, Sector};
@@ -184,7 +185,7 @@ mod tests {
             ram_limit: Some(Limit::At(Amount::Percent(12.5))),
             ram_min: Some(Amount::Bytes(4 << 20)),
             ram_max: Some(Amount::Percent(40.0)),
-            exclusive: Some(true),
+            exclusive: Some(Exclusive::On),
             spill: Some("/dev/below".into()),
             spill_daily: Some(Amount::Bytes(20 << 30)),
             algorithm: Some(Algorithm::Zstd),

@@ -4,6 +4,7 @@
 //! the engine do not check again what a user typed.
 
 pub mod compare;
+pub mod exclusive;
 pub mod export;
 pub mod file;
 pub mod lasting;
@@ -21,6 +22,7 @@ pub mod unsent;
 pub mod usage;
 
 pub use compare::Difference;
+pub use exclusive::Exclusive;
 pub use export::Choice;
 pub use limit::Bounds;
 pub use paths::Paths;

@@ -1,5 +1,6 @@
 //! A volume's settings, resolved: every default filled in, every limit checked.
 
+use super::exclusive::Exclusive;
 use super::export::{Export, Kind};
 use super::limit::{Bounds, Given, Range};
 use super::log::LogPlan;
@@ -76,7 +77,7 @@ pub struct Plan {
     pub backing: Option<PathBuf>,
     /// Whether the read cache holds what the page cache drops, and not what that has.
     #[serde(default)]
-    pub exclusive: bool,
+    pub exclusive: Exclusive,
     /// Take a volume in a store from an owner that may be alive.
     #[serde(default)]
     pub take_over: bool,
@@ -150,7 +151,7 @@ impl Plan {
             size_bytes,
             ram_limit_bytes,
             ram_auto,
-            exclusive: false,
+            exclusive: Exclusive::Off,
             segment_bytes,
             sector_bytes: settings.sector,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
@@ -329,7 +330,7 @@ impl Plan {
             size_bytes: pair.size()?,
             ram_limit_bytes,
             ram_auto,
-            exclusive: exclusive(settings, kind)?,
+            exclusive: Exclusive::of(settings, kind)?,
             segment_bytes,
             sector_bytes: settings.sector,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
@@ -369,7 +370,7 @@ impl Plan {
             size_bytes: device::PassthroughVolume::size_of(&backing)?,
             ram_limit_bytes,
             ram_auto,
-            exclusive: exclusive(settings, kind)?,
+            exclusive: Exclusive::of(settings, kind)?,
             segment_bytes: DEFAULT_SEGMENT,
             sector_bytes: settings.sector,
             algorithm: Algorithm::Lz4,
@@ -432,7 +433,7 @@ impl Plan {
             size_bytes,
             ram_limit_bytes,
             ram_auto,
-            exclusive: exclusive(settings, kind)?,
+            exclusive: Exclusive::of(settings, kind)?,
             segment_bytes: if log.is_some() { check_segment(settings)? } else { DEFAULT_SEGMENT },
             sector_bytes: settings.sector,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
@@ -480,16 +481,6 @@ pub fn block_device_buffers() -> u64 {
 /// The limit on copies of a backing store's blocks.
 fn cache_limit(settings: &Settings) -> Result<(u64, Option<Bounds>)> {
     Given::of(settings).resolve(&Range::of_copies())
-}
-
-/// Whether the cache is to hold what the page cache drops. Only this machine's tells.
-fn exclusive(settings: &Settings, kind: Kind) -> Result<bool> {
-    let wanted = settings.exclusive == Some(true);
-    if wanted && kind == Kind::Nbd {
-        return Err(Error::usage("exclusive needs a block device of this machine, not NBD")
-            .hint("leave out exclusive, or give --export ublk or fuse"));
-    }
-    Ok(wanted)
 }
 
 /// The number of threads; at least `least` of them unless the settings say otherwise.
@@ -571,7 +562,7 @@ pub fn check_size(bytes: u64) -> Result<()> {
 
 /// Refuses settings of a log: a volume in memory writes nothing back, and is never durable.
 fn refuse_of_log(settings: &Settings) -> Result<()> {
-    if settings.exclusive == Some(true) && settings.backing.is_none() {
+    if settings.exclusive == Some(Exclusive::On) && settings.backing.is_none() {
         return Err(Error::usage("exclusive is for a cache of a backing store")
             .hint("leave out exclusive, or give --backing"));
     }

@@ -15,6 +15,7 @@
 //!
 //! and stands below `flags`, or below `file` if it has no flag.
 
+use super::exclusive::Exclusive;
 use super::export::{Address, Choice};
 use super::size::{Amount, Limit};
 use super::tunable::Tunable;
@@ -277,10 +278,10 @@ flags {
         "With `auto`: the highest limit."
     }
     /// With --backing: the cache holds what the page cache drops, not what that has, too; needs a
-    /// kernel that tells it [default: off]
-    #[flag(value_parser = switch())]
-    exclusive = "exclusive": bool {
-        "`true`, `false` (flag: `on`, `off`)", "`false`",
+    /// kernel that tells it. `auto`: where that works [default: off]
+    #[flag(value_name = "WHEN", value_parser = word::<Exclusive>(&["auto", "on", "off"]))]
+    exclusive = "exclusive": Exclusive {
+        "`auto`, `on`, `off`", "`off`",
         "Hold [what the page cache drops](cache.md#beside-the-page-cache), not what that has, too."
     }
     /// Device or file for the coldest data once memory is full; it is overwritten if it holds

@@ -2,11 +2,12 @@
 //!
 //! Invariant: a volume that is swap is ready to carry swap before it is served.
 
+use super::evicted;
 use super::log;
 use super::memory_holder::Kept;
 use super::opening::Opening;
 use crate::config::log::LogPlan;
-use crate::config::{Paths, Plan, Usage, machine, plan, size};
+use crate::config::{Exclusive, Paths, Plan, Usage, machine, plan, size};
 use crate::device::{self, LogControl, Sector, Serving, Volume};
 use crate::error::Result;
 use crate::log::Accepted;
@@ -40,6 +41,9 @@ pub(super) fn create(
     kept: &Kept,
     progress: &dyn Fn(&str),
 ) -> Result<Made> {
+    if plan.exclusive == Exclusive::On {
+        evicted::available().map_err(|e| e.hint("give --exclusive auto, or see ztier doctor"))?;
+    }
     let mut made = create_anew(plan, paths, kept, progress)?;
     if let Some(memory) = made.volume.in_memory() {
         // The volume is usable without recompression.

@@ -10,7 +10,7 @@ use super::memory_holder::MemoryHolder;
 use super::ranked::{Rank, Ranked, none_held};
 use super::served::Served;
 use super::swap_thread::SwapThread;
-use crate::config::Usage;
+use crate::config::{Exclusive, Usage};
 use crate::error::Result;
 use crate::limit::Report;
 use crate::system::usage::SlotNews;
@@ -85,7 +85,7 @@ impl Threads {
     /// Has the read cache of a volume follow the page cache of its `device`, if the plan says so.
     /// Without that, the cache works, and also holds what the page cache has.
     pub fn follow_page_cache(&self, served: &Arc<Served>) {
-        let wanted = served.state.lock().plan.exclusive;
+        let wanted = served.state.lock().plan.exclusive != Exclusive::Off;
         let (Some(cache), true) = (served.volume.read_cache(), wanted) else { return };
         let begun = served
             .device()
