@@ -38,6 +38,7 @@ mod stats;
 mod status;
 mod swap;
 mod top;
+mod trial;
 mod udev;
 mod up;
 mod version;

@@ -36,7 +36,7 @@ impl MountEntry {
     }
 
     /// Whether a request to it waits for no server.
-    pub(super) fn is_local(&self) -> bool {
+    pub fn is_local(&self) -> bool {
         LOCAL.contains(&self.kind.as_str())
     }
 
