@@ -70,7 +70,7 @@ pub fn mounts_in(file: &Path) -> Vec<MountEntry> {
 }
 
 /// Which of these mounts a path without links leads to, by its name alone.
-pub(super) fn mount_of<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<&'a MountEntry> {
+pub fn mount_of<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<&'a MountEntry> {
     let above = mounts.iter().filter(|m| path.starts_with(&m.point));
     // Of several mounts at one point, only the last one is visible.
     above.max_by_key(|m| m.point.components().count())
