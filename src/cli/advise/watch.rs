@@ -266,6 +266,6 @@ mod tests {
         let watch = Watch::open(dir.path(), dir.path());
         let figures = watch.figures(&watch.look(), &watch.look());
         assert!(advise(&figures).iter().all(|advice| advice.verdict != Verdict::Helps));
-        assert_eq!(missing(&figures).len(), 4, "{:?}", missing(&figures));
+        assert_eq!(missing(&figures).len(), 3, "{:?}", missing(&figures));
     }
 }
