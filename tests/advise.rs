@@ -3,9 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
+    pub mod disk;
     pub mod fault_fs;
     pub mod group;
     pub mod loops;
+    pub mod nbd;
     pub mod place;
     pub mod sandbox;
     pub mod shell;
