@@ -8,6 +8,8 @@ mod disks;
 mod figures;
 mod pages;
 mod rules;
+#[cfg(test)]
+mod situations;
 mod watch;
 
 use super::estimate::{Effort, Report as Estimated, sample};

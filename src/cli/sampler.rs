@@ -268,8 +268,8 @@ fn is_over(until: Option<Instant>) -> bool {
     until.is_some_and(|until| Instant::now() >= until)
 }
 
-/// A step that visits each of `count` places once, the first of them spread evenly at any time: near
-/// the golden section, without a common divisor.
+/// A step that visits each of `count` places once, at any time those so far spread evenly: near the
+/// golden section, without a common divisor.
 fn stride(count: u64) -> u64 {
     let divides = |mut a: u64, mut b: u64| {
         while b != 0 {

@@ -117,8 +117,8 @@ mod tests {
         assert!((least..least + 100).contains(&trial.memory), "{}", trial.memory);
     }
 
-    /// Samples of blocks of which a known part is noise: the range has the true ratio nearly always,
-    /// is narrower with more blocks, and has no width when all were shown.
+    /// Samples of blocks of which a known part is noise: the range has the true ratio nearly
+    /// always, is narrower with more blocks, and has no width when all were shown.
     #[test]
     fn the_range_has_the_true_ratio() {
         let (noise, half) = (noise(), half());

@@ -125,8 +125,8 @@ pub struct Disk {
     pub flushes: Requests,
     /// The part of the time in which a request was under way.
     pub busy: f64,
-    /// The device with a mounted file system that was used most: this disk, a partition, or a device
-    /// above them.
+    /// The device with a mounted file system that was used most: this disk, a partition, or a
+    /// device above them.
     pub target: Option<Target>,
 }
 
