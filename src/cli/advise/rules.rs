@@ -13,7 +13,8 @@ use serde::Serialize;
 
 /// Requests from which on their mean time says something.
 const ENOUGH: u64 = 20;
-/// Seconds of waiting in a second, summed over requests, that are worth saving.
+/// Seconds of waiting in a second, summed over requests, that are worth saving; and the part of the
+/// time in which a disk must be busy.
 const WORTH: f64 = 0.05;
 /// A request that takes less (ms) is not worth a cache or log: one to user space takes a part of
 /// that, and compressing a block some microseconds more.
@@ -344,6 +345,12 @@ pub fn read_again(figures: &Figures, disk: &Disk) -> Option<f64> {
     Some((figures.paging.refaults_file? * share).min(own / PAGE))
 }
 
+/// Requests under way together are not waited for one by one: a disk that is hardly ever busy is
+/// hardly ever waited for.
+fn idle(disk: &Disk) -> String {
+    format!("the disk is busy {:.0} % of the time", disk.busy * 100.0)
+}
+
 /// `320 reads/s of 16 KiB, 8.10 ms each`.
 fn described(what: &str, requests: &Requests) -> String {
     format!(
@@ -389,6 +396,9 @@ fn cache(figures: &Figures, disk: &Disk) -> Advice {
     );
     if again < AGAIN || saved < WORTH {
         return new(Verdict::No, "little is read again").because(sum);
+    }
+    if disk.busy < WORTH {
+        return new(Verdict::No, &idle(disk)).because(sum);
     }
     // Waiting for memory says nothing here: refaults are a part of it.
     if let Some(why) = little_available(figures, SHORT) {
@@ -454,6 +464,9 @@ fn log(figures: &Figures, disk: &Disk, with_cache: bool) -> Advice {
     }
     if waited < WORTH {
         return new(Verdict::No, "little is waited for").because(sum);
+    }
+    if disk.busy < WORTH {
+        return new(Verdict::No, &idle(disk)).because(sum);
     }
     if writes.mean_bytes >= LARGE && of_flushes < WORTH {
         return new(Verdict::No, "writes are large").because(format!(

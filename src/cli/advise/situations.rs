@@ -61,6 +61,7 @@ fn refaults() -> Figures {
     let mut figures = idle();
     figures.paging.refaults_file = Some(3200.0);
     figures.disks[0].reads = requests(8000, 16.0 * KIB, 8.0);
+    figures.disks[0].busy = 0.9;
     figures
 }
 
@@ -69,6 +70,7 @@ fn scattered() -> Figures {
     let mut figures = idle();
     figures.disks[0].writes = requests(1800, 5.0 * KIB, 8.1);
     figures.disks[0].flushes = requests(200, 0.0, 12.0);
+    figures.disks[0].busy = 0.9;
     figures
 }
 
@@ -207,6 +209,7 @@ fn caches_that_do_not_help() {
                 Verdict::Unknown,
                 "does not count refaults",
             ),
+            ("in bursts", with(|f| f.disks[0].busy = 0.03), Verdict::No, "busy 3 % of the time"),
             ("few reads", with(|f| f.disks[0].reads.count = 19), Verdict::No, "19 reads"),
         ],
     );
@@ -279,6 +282,7 @@ fn logs() {
                 Verdict::No,
                 "no faster drive",
             ),
+            ("in bursts", with(|f| f.disks[0].busy = 0.03), Verdict::No, "busy 3 % of the time"),
             (
                 "few writes",
                 with(|f| {
