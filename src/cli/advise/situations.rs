@@ -101,7 +101,8 @@ fn check(role: Role, disk: Option<&str>, table: &[(&str, Figures, Verdict, &str)
     for (situation, figures, verdict, part) in table {
         let advice = of(figures, role, disk);
         assert_eq!(advice.verdict, *verdict, "{situation}: {advice:?}");
-        let said = [&[advice.short.clone()], &advice.why[..], &advice.commands[..]].concat();
+        let short = std::slice::from_ref(&advice.short);
+        let said = [short, &advice.why[..], &advice.commands[..]].concat();
         assert!(said.join("\n").contains(part), "{situation}: {part}: {said:#?}");
         assert_eq!(advice.verdict == Verdict::Helps, !advice.commands.is_empty());
         assert!(advice.short.chars().count() <= 50, "{situation}: {}", advice.short);
