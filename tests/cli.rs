@@ -307,7 +307,7 @@ fn help_manual_and_completions() {
     let sandbox = Sandbox::new();
     let help = sandbox.ztier(&["--help"]).ok();
     for command in
-        ["up", "down", "list", "status", "stats", "top", "metrics", "set", "doctor", "estimate"]
+        ["up", "down", "list", "status", "top", "metrics", "set", "doctor", "advise", "estimate"]
     {
         assert!(help.contains(&format!("\n  {command} ")), "{command} is missing in {help}");
         sandbox.ztier(&[command, "--help"]).ok();
@@ -412,8 +412,17 @@ fn estimate_agrees_with_what_a_volume_takes() {
     let taken = number("compr_data_bytes") + number("record_headers_bytes") + 2000.0 * 8.0;
     assert!((predicted / taken - 1.0).abs() < 0.01, "{predicted} {taken}");
 
+    assert_eq!((&lz4["ratio_low"], &lz4["ratio_high"]), (&lz4["ratio"], &lz4["ratio"]));
+    let whole = sandbox.ztier(&["estimate", &path, "--all", "--json"]).json();
+    assert_eq!(whole["algorithms"], report["algorithms"]);
+
     let text = sandbox.ztier(&["estimate", &path, "--blocks", "100"]).ok();
     assert!(text.contains("100 blocks of 4 KiB") && text.contains("zstd"), "{text}");
+    let few = sandbox.ztier(&["estimate", &path, "--blocks", "100", "--json"]).json();
+    let range = |key: &str| few["algorithms"][0][key].as_f64().unwrap();
+    let ratio = lz4["ratio"].as_f64().unwrap();
+    assert!(range("ratio_low") < ratio && ratio < range("ratio_high"), "{few} {ratio}");
+    sandbox.ztier(&["estimate", &path, "--all", "--blocks", "9"]).refused(2, &["--all"]);
     sandbox.ztier(&["estimate", "/nonexistent"]).refused(1, &["/nonexistent"]);
 }
 

@@ -284,8 +284,20 @@ const PAGES: &[Page] = &[
         environment: &[BUCKETS],
     },
     Page {
+        command: "advise",
+        examples: &[
+            ("What would help, while the machine is slow:", "ztier advise"),
+            ("The same with the files of a disk, over a minute:", "ztier advise --seconds 60 /srv"),
+        ],
+        files: &[],
+        environment: &[],
+    },
+    Page {
         command: "estimate",
-        examples: &[("What two directories would take:", "ztier estimate /etc /usr/share")],
+        examples: &[
+            ("What two directories would take:", "ztier estimate /etc /usr/share"),
+            ("The same, of every block:", "ztier estimate --all /etc /usr/share"),
+        ],
         files: &[],
         environment: &[],
     },

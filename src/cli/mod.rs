@@ -6,6 +6,7 @@
 mod accept_loss;
 mod adapting;
 mod adopt;
+mod advise;
 mod all;
 mod check;
 mod completions;
@@ -38,6 +39,7 @@ mod stats;
 mod status;
 mod swap;
 mod top;
+mod trial;
 mod udev;
 mod up;
 mod version;
@@ -89,6 +91,7 @@ enum Command {
     #[command(subcommand)]
     Log(log::Log),
     Doctor(doctor::Doctor),
+    Advise(advise::Advise),
     Estimate(estimate::Estimate),
     Man(pages::Man),
     Completions(completions::Completions),
@@ -193,6 +196,7 @@ pub fn main() -> ExitCode {
             Err(e) => Err(e),
         },
         Command::Doctor(doctor) => doctor.run(),
+        Command::Advise(advise) => advise.run(),
         Command::Estimate(estimate) => estimate.run(),
         Command::Man(man) => man.run(),
         Command::Completions(completions) => completions.run(),

@@ -44,6 +44,7 @@ const SYNONYMS: &[(&[&str], &str, &str)] = &[
     (&["mkswap", "swap"], "use a volume as swap", "ztier swapon NAME"),
     (&["exec"], "run a program with little memory", "ztier run --mem 512M -- PROGRAM"),
     (&["diagnose", "probe"], "see what works on this machine", "ztier doctor"),
+    (&["advice", "recommend", "suggest", "why"], "see what would help", "ztier advise"),
     (&["analyze", "predict"], "predict the size of data", "ztier estimate PATH"),
     (&["mkfs", "format"], "make an empty log", "ztier log format DEV --backing DISK"),
     (&["check", "fsck", "scrub", "verify"], "verify a log", "ztier log check DEV"),

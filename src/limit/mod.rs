@@ -9,7 +9,7 @@
 //! so that tests can make them on a simulated machine.
 
 mod controller;
-mod pressure;
+pub(crate) mod pressure;
 mod ramp;
 mod reason;
 mod sample;

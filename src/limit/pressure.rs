@@ -74,7 +74,7 @@ pub fn disk_reads(text: &str, shown: Option<Shown>) -> Option<(DiskReads, Option
 }
 
 /// Whether `name` is that of a partition of `disk`; partitions are listed after their disk.
-fn is_partition(name: &str, disk: &str) -> bool {
+pub fn is_partition(name: &str, disk: &str) -> bool {
     let ends_in_digit = disk.ends_with(|c: char| c.is_ascii_digit());
     let rest = name.strip_prefix(disk);
     let number = if ends_in_digit { rest.and_then(|rest| rest.strip_prefix('p')) } else { rest };
@@ -82,7 +82,7 @@ fn is_partition(name: &str, disk: &str) -> bool {
 }
 
 /// Whether a read from this disk is a read from no other listed disk.
-fn is_at_bottom(name: &str, text: &str) -> bool {
+pub fn is_at_bottom(name: &str, text: &str) -> bool {
     let is_one_of = |kinds: &[&str]| kinds.iter().any(|kind| name.starts_with(kind));
     !is_one_of(&ABOVE) && !is_one_of(&IN_MEMORY) && !has_paths(name, text)
 }

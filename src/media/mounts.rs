@@ -36,7 +36,7 @@ impl MountEntry {
     }
 
     /// Whether a request to it waits for no server.
-    pub(super) fn is_local(&self) -> bool {
+    pub fn is_local(&self) -> bool {
         LOCAL.contains(&self.kind.as_str())
     }
 
@@ -70,7 +70,7 @@ pub fn mounts_in(file: &Path) -> Vec<MountEntry> {
 }
 
 /// Which of these mounts a path without links leads to, by its name alone.
-pub(super) fn mount_of<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<&'a MountEntry> {
+pub fn mount_of<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<&'a MountEntry> {
     let above = mounts.iter().filter(|m| path.starts_with(&m.point));
     // Of several mounts at one point, only the last one is visible.
     above.max_by_key(|m| m.point.components().count())

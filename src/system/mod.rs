@@ -16,7 +16,7 @@ pub(crate) mod link;
 pub(crate) mod loopdev;
 pub(crate) mod mounts;
 pub mod reclaim;
-mod swap_areas;
+pub(crate) mod swap_areas;
 mod swaps;
 mod tuning;
 pub mod usage;

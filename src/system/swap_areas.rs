@@ -21,9 +21,12 @@ pub(super) fn swaps() -> Vec<PathBuf> {
 
 /// As [`swaps`], with how full each is.
 pub(super) fn swap_areas() -> Vec<(PathBuf, Swapped)> {
-    std::fs::read_to_string("/proc/swaps")
-        .map(|text| text.lines().skip(1).filter_map(parse_swap).collect())
-        .unwrap_or_default()
+    parse_swaps(&std::fs::read_to_string("/proc/swaps").unwrap_or_default())
+}
+
+/// The areas in a text like that of `/proc/swaps`.
+pub fn parse_swaps(text: &str) -> Vec<(PathBuf, Swapped)> {
+    text.lines().skip(1).filter_map(parse_swap).collect()
 }
 
 /// `NAME TYPE SIZE USED PRIORITY`, sizes in KiB.
