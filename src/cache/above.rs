@@ -7,7 +7,7 @@ use super::hints::Hints;
 use super::seals::{Seal, Seals};
 use crate::BLOCK_SIZE;
 use crate::error::{Context, Result};
-use crate::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use highway::{HighwayHash, HighwayHasher, Key};
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::sync::Arc;
@@ -17,11 +17,15 @@ const PART: u64 = 16;
 /// Blocks of a region, 4 MiB, and counters of regions; several regions may share one.
 const REGION_BITS: u32 = 10;
 const REGIONS: usize = if cfg!(shuttle) { 2 } else { 4096 };
-/// A region is read past the page cache when its counter has this value; what a block that was
-/// asked for again counts, while the page cache was to have it. One that is dropped there counts
-/// one less.
-const PAST: u8 = 64;
-const AGAIN: u8 = 4;
+/// A region is read past the page cache when its counter has this value. It begins at [`NEW`]; a
+/// block that was asked for again, while the page cache was to have it, counts [`AGAIN`], and one
+/// that was dropped there and is known, one less. So when files are read in order, which are dropped
+/// before they are asked for again, a quarter of the pages may be unknown.
+const PAST: u16 = 512;
+const NEW: u16 = PAST - 64;
+const AGAIN: u16 = 2;
+/// The most that a counter can have.
+const MOST: u16 = PAST + 64;
 /// Most lost pages that may be asked for again and say nothing about a region.
 const LOST_MOST: u64 = 16 << 10;
 
@@ -34,7 +38,7 @@ pub struct Above {
     hints: Arc<Hints>,
     /// Bytes of what brings dropped pages.
     beside: u64,
-    regions: Vec<AtomicU8>,
+    regions: Vec<AtomicU16>,
     /// Dropped pages that were lost and not asked for again, or fewer.
     lost: AtomicU64,
 }
@@ -70,14 +74,14 @@ impl Above {
             limit,
             hints: Arc::new(Hints::with_room(seals(limit) / Seals::EACH * Hints::EACH)),
             beside,
-            regions: (0..REGIONS).map(|_| AtomicU8::new(0)).collect(),
+            regions: (0..REGIONS).map(|_| AtomicU16::new(NEW)).collect(),
             lost: AtomicU64::new(0),
         }
     }
 
     /// Memory in bytes, without seals, once all hints are there.
     pub fn bytes(&self) -> u64 {
-        self.hints.bytes() + self.regions.len() as u64 + self.beside
+        self.hints.bytes() + size_of_val(&self.regions[..]) as u64 + self.beside
     }
 
     /// Which blocks may have a seal.
@@ -91,7 +95,7 @@ impl Above {
         Seal::new(u128::from(high) << 64 | u128::from(low))
     }
 
-    fn region(&self, block: u64) -> &AtomicU8 {
+    fn region(&self, block: u64) -> &AtomicU16 {
         &self.regions[(block >> REGION_BITS) as usize % REGIONS]
     }
 
@@ -108,13 +112,13 @@ impl Above {
         if self.lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
             return;
         }
-        let more = |count: u8| Some(count.saturating_add(AGAIN).min(2 * PAST));
+        let more = |count: u16| Some((count + AGAIN).min(MOST));
         let _ = self.region(block).fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
     }
 
     /// A block that the page cache has dropped was known.
     pub fn dropped(&self, block: u64) {
-        let less = |count: u8| count.checked_sub(1);
+        let less = |count: u16| count.checked_sub(1);
         let _ = self.region(block).fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
@@ -151,20 +155,20 @@ mod tests {
         assert_eq!(hints.blocks(above.seal(&content(99_999))).count(), 0);
         let other = Above::new(64 << 20, 0).unwrap();
         assert_ne!(above.seal(&content(1)), other.seal(&content(1)), "the key is random");
-        assert!(above.bytes() + seals(64 << 20) <= (64 << 20) / PART + 3 * REGIONS as u64);
+        assert!(above.bytes() + seals(64 << 20) <= (64 << 20) / PART + 4 * REGIONS as u64);
     }
 
     #[test]
     fn what_is_asked_for_again_is_read_past_the_page_cache() {
         let above = Above::new(8 << 20, 0).unwrap();
-        (0..20).for_each(|_| above.asked_again(5000));
+        (0..40).for_each(|_| above.asked_again(5000));
         assert!(!above.has(5000) && above.has(50));
         (0..40).for_each(|_| above.dropped(5001));
         assert!(above.has(5000));
-        above.lost(20);
-        (0..20).for_each(|_| above.asked_again(9000));
+        above.lost(40);
+        (0..40).for_each(|_| above.asked_again(9000));
         assert!(above.has(9000), "the page cache had dropped these");
-        (0..20).for_each(|_| above.asked_again(9000));
+        (0..40).for_each(|_| above.asked_again(9000));
         assert!(!above.has(9000));
     }
 }

@@ -35,7 +35,7 @@ pub struct ZcacheArgs {
     /// Only these sections (all by default; in a quick run, `nine`).
     #[arg(long, value_name = "SECTION", value_delimiter = ',')]
     only: Vec<Section>,
-    /// Systems of `nine` (all by default); the one without ztier is always there.
+    /// Systems of `nine` and `sweep` (all by default); the one without ztier is always there.
     #[arg(long, value_name = "SYSTEM", value_delimiter = ',')]
     systems: Vec<System>,
     /// Data of `nine` (iozone and 2:1); with the first, a log is compared, too.

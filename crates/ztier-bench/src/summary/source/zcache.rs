@@ -32,6 +32,9 @@ const NINE: &str = "nine, iozone";
 const BARE: &str = "without ztier";
 const CACHE: &str = "with ztier";
 const LOG: &str = "with ztier and a log";
+const EXCLUSIVE: &str = "with ztier, exclusive";
+/// What the names of the systems of the sweep begin with.
+const LIMIT: &str = "limit of ";
 
 /// With ztier ÷ without, means over sizes of records.
 const MAIN: [Wanted; 10] = [
@@ -229,31 +232,30 @@ fn lines<const N: usize>(caption: &str, sources: [&Speeds; N], found: &[Speeds])
 
 /// The work that the source left open: other limits of a pool.
 fn sweep(table: &Table) -> Vec<Item> {
-    let limits = table.systems("sweep");
+    let all = table.systems("sweep");
+    let limits: Vec<&str> = all.iter().copied().filter(|name| name.starts_with(LIMIT)).collect();
     if limits.is_empty() {
         return Vec::new();
     }
     let mut grid =
         Grid::new("How many times as fast as without, by the limit; data 2:1", &["test"]);
-    grid.head.extend(limits.iter().map(|&limit| limit.to_owned()));
+    grid.head.extend(all.iter().map(|&name| name.to_owned()));
     let mut charts = Vec::new();
     for test in TESTS {
-        let values: Vec<Option<f64>> =
-            limits.iter().map(|limit| table.value("sweep", limit, test)).collect();
-        let cells = values.iter().map(|value| Cell::maybe(*value));
+        let value = |name: &str| table.value("sweep", name, test);
+        let cells = all.iter().map(|name| Cell::maybe(value(name)));
         grid.rows.push(std::iter::once(Cell::text(test)).chain(cells).collect());
-        let one = values.iter().map(|_| Some(1.0)).collect();
+        let one = limits.iter().map(|_| Some(1.0)).collect();
+        let inclusive = limits.iter().map(|limit| value(limit)).collect();
+        let exclusive = limits.iter().map(|limit| value(&format!("exclusive, {limit}"))).collect();
         charts.push(Chart::Lines(Lines {
             title: format!("{test}, times as fast"),
             across: "limit of the pool, part of the memory".into(),
-            places: limits
-                .iter()
-                .map(|limit| limit.trim_start_matches("limit of ").into())
-                .collect(),
-            lines: vec![values, one],
+            places: limits.iter().map(|limit| limit.trim_start_matches(LIMIT).into()).collect(),
+            lines: vec![inclusive, one, exclusive],
         }));
     }
-    let legend = [CACHE, BARE].map(Line::new).into();
+    let legend = [CACHE, BARE, EXCLUSIVE].map(Line::new).into();
     let caption = "Gain by the limit of the pool".to_owned();
     vec![
         Item::Heading("Different limits, which the source had left to do".into()),

@@ -184,6 +184,12 @@ impl Plan {
         std::iter::once(System::Bare).chain(ours.copied()).collect()
     }
 
+    /// Systems of the sweep, in addition to the one without ztier.
+    pub fn swept(&self) -> impl Iterator<Item = System> {
+        let wanted = |system: &System| matches!(system, System::Cache | System::Exclusive);
+        self.systems.iter().copied().filter(wanted)
+    }
+
     /// Number of series.
     pub fn series(&self) -> usize {
         let with = |&kind: &Kind| self.turns(kind).len() * self.records_of(kind).len();
@@ -191,7 +197,9 @@ impl Plan {
         let of = |section: &Section| match section {
             Section::Nine => nine,
             Section::Volumes | Section::Disk => 2 * self.small_records.len(),
-            Section::Sweep => (1 + self.limits.len()) * self.small_records.len(),
+            Section::Sweep => {
+                (1 + self.limits.len() * self.swept().count()) * self.small_records.len()
+            }
         };
         self.sections.iter().map(of).sum::<usize>() * self.runs as usize
     }
@@ -238,11 +246,11 @@ mod tests {
         let full = plan(Choice { full: true, ..Choice::default() });
         assert_eq!((full.memory, full.small_memory), (1 << 30, 1 << 30));
         assert_eq!((full.records[0], full.records[12], full.records.len()), (4096, 16 << 20, 13));
-        assert_eq!(full.series(), 7 * 13 + 2 * 4 + 2 * 4 + 5 * 4);
+        assert_eq!(full.series(), 7 * 13 + 2 * 4 + 2 * 4 + 9 * 4);
         let usual = plan(Choice::default());
         assert_eq!((usual.memory, usual.small_memory), (1 << 30, 128 << 20));
         assert_eq!((usual.records.len(), &usual.other_records[..]), (13, &[1 << 20][..]));
-        assert_eq!(usual.series(), 4 * 13 + 3 + 2 + 2 + 5);
+        assert_eq!(usual.series(), 4 * 13 + 3 + 2 + 2 + 9);
         assert_eq!(usual.sample(usual.memory), 4096);
     }
 }
