@@ -48,6 +48,7 @@ use crate::daemon::survey::{Seen, Survey};
 use crate::daemon::{self, Found, ballast, freed_slots, hook};
 use crate::error::{Error, Result};
 use crate::remedy;
+use crate::stats::drives::Role;
 use crate::stats::{About, Health, Trouble, time};
 use crate::system::helper;
 use clap::{Parser, Subcommand};
@@ -258,6 +259,7 @@ fn remedy_for(volume: &str, trouble: &Trouble) -> String {
         About::Log => remedy::LOG_WORN.of(volume),
         About::Spill | About::Room | About::Swap => remedy::SPILL_FAILS.of(volume),
         About::Store => remedy::STORE_FAILS.of(volume),
+        About::Drive(Role::Spill, ..) => remedy::SPILL_FAILS.of(volume),
         About::Drive(..) => remedy::DRIVE_FAILS.of(volume),
     }
 }

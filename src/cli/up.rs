@@ -288,7 +288,7 @@ impl Up {
     /// The files that have to be made first.
     fn wanted(&self, settings: &Settings) -> Result<Vec<Wanted>> {
         let log = files::wanted("--log-size", settings.log_drive(), self.log_size)?;
-        let spill = files::wanted("--spill-size", settings.spill.as_deref(), self.spill_size)?;
+        let spill = files::wanted("--spill-size", settings.spill_drive(), self.spill_size)?;
         Ok(log.into_iter().chain(spill).collect())
     }
 

@@ -44,7 +44,12 @@ impl Store {
     /// # Errors
     /// When the memory contradicts itself.
     pub fn recount(&self) -> Result<()> {
-        let left = self.segments.left()?;
+        let spills = self.slots.count() > 0;
+        if !spills {
+            // Of a device that is given up.
+            self.slots.replace(self.segments.slots_max());
+        }
+        let left = self.segments.left(self.slots.count())?;
         let mut live = vec![Live::default(); left.len()];
         let (mut counts, mut clusters) = (Counts::default(), false);
         self.index.recount(&self.budget, |_, entry| {
@@ -70,7 +75,6 @@ impl Store {
             (bytes, records)
         };
         // Only segments that may be spilled need the number of their records.
-        let spills = self.slots.count() > 0;
         let all = |segment: u32| match self.segments.sealed(segment).filter(|_| spills) {
             Some(sealed) => self.records(sealed).len() as u32,
             None => 0,
