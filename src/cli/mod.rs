@@ -37,6 +37,7 @@ mod set;
 mod stats;
 mod status;
 mod swap;
+mod take_over;
 mod top;
 mod udev;
 mod up;
@@ -80,6 +81,7 @@ enum Command {
     Events(events::Events),
     Metrics(metrics::Metrics),
     Set(set::Set),
+    Adopt(adopt::Adopt),
     Disable(disable::Disable),
     Forget(forget::Forget),
     Swapon(swap::On),
@@ -174,6 +176,7 @@ pub fn main() -> ExitCode {
         Command::Up(up) => up.run(),
         Command::Down(down) => down.run(),
         Command::Drain(drain) => drain.run(),
+        Command::Adopt(adopt) => adopt.run(),
         Command::Disable(disable) => disable.run(),
         Command::Forget(forget) => forget.run(),
         Command::Generator(generator) => generator.run(),

@@ -84,17 +84,20 @@ impl Ram {
         }
         let lost = self.give_up(session, &unread, gives_up)?;
         self.free_slots();
+        let store = self.store();
+        if to.is_none() && store.slots().free() < store.slots().count() {
+            return Err(
+                Error::failure("what is spilled has not all come back to memory").hint("try again")
+            );
+        }
         let held = old.slot.lock();
         commit()?;
-        let store = self.store();
         store.budget().give(Lower::memory(store));
-        let new = to.map(|to| Arc::new(Lower::new(to, store)));
-        let ends = new.is_none();
-        self.set_lower(new);
-        drop(held);
-        if ends {
+        if to.is_none() {
             store.set_slots(0);
         }
+        self.set_lower(to.map(|to| Arc::new(Lower::new(to, store))));
+        drop(held);
         old.spill.disown();
         Ok(lost)
     }
@@ -102,7 +105,7 @@ impl Ram {
     /// Takes a first spill device.
     fn begin_below(&self, to: SpillTo, commit: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let store = self.store();
-        let tables = Lower::memory(store) + u64::from(to.slots) * size_of::<u32>() as u64;
+        let tables = Lower::memory(store) + store.slots_memory(to.slots);
         if !self.make_room(tables) {
             return Err(Error::failure(format!("no room for {tables} bytes of tables"))
                 .hint("discard something (fstrim) or give a higher ram-limit first"));

@@ -128,8 +128,8 @@ impl Ram {
     }
 
     fn bring(&self, below: &Below) -> bool {
-        // Without a device, the record is in memory by now.
-        let Some(lower) = self.lower() else { return true };
+        // Without slots, the record is in memory by now.
+        let Some(lower) = self.lower() else { return !self.spills() };
         let bring = |below: &Below| {
             let read = |from, window: &mut [u8]| lower.spill.read(below.slot, from, window).is_ok();
             self.store().bring(below, read)

@@ -92,7 +92,7 @@ impl Ram {
         let session_memory = session.memory();
         let zero = || AtomicU64::new(0);
         let lost = match (memory.is_inherited(), &below) {
-            (true, None) => give_up_below(&store, &session),
+            (true, None) => store.give_up_slots(&session),
             _ => 0,
         };
         let lower = below.map(|below| Arc::new(Lower::new(below, &store)));
@@ -537,16 +537,6 @@ impl Ram {
         self.fit_mempool();
         false
     }
-}
-
-/// Gives up what memory that was taken over has on a spill device that the volume has no more.
-/// Returns the number of blocks.
-fn give_up_below(store: &Store, session: &Session) -> u64 {
-    let lost = store.lose(session, |segment| store.segments().slot(segment).is_some());
-    store.free_dead_slots();
-    store.collect();
-    store.set_slots(0);
-    lost
 }
 
 impl Drop for Ram {

@@ -146,7 +146,12 @@ impl Slots {
 
     /// Bytes of memory that the lists take.
     pub fn memory(&self) -> u64 {
-        u64::from(self.count()) * size_of::<u32>() as u64 + u64::from(self.count()).div_ceil(8)
+        Self::memory_of(self.count())
+    }
+
+    /// Bytes of memory that the lists of `count` slots take.
+    pub(super) fn memory_of(count: u32) -> u64 {
+        u64::from(count) * size_of::<u32>() as u64 + u64::from(count).div_ceil(8)
     }
 
     /// How many slots there are.

@@ -24,6 +24,7 @@ use super::read::Why;
 use super::records::{Records, Which};
 use super::segment::Sealed;
 use super::session::ReadAgain;
+use super::slots::Slots;
 use super::window::{Below, Windows};
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
@@ -255,6 +256,27 @@ impl Store {
             }
         });
         lost
+    }
+
+    /// Gives up all that memory that was taken over has on a spill device, which the volume has no
+    /// more. Returns the number of blocks.
+    pub fn give_up_slots(&self, session: &Session) -> u64 {
+        if self.slots.replace(0) {
+            return 0;
+        }
+        let lost = self.lose(session, |segment| self.segments.slot(segment).is_some());
+        self.free_dead_slots();
+        self.epochs.wait();
+        self.collect();
+        self.slots.replace(0);
+        lost
+    }
+
+    /// Bytes of memory that `slots` slots take, with the windows for reading them.
+    pub fn slots_memory(&self, slots: u32) -> u64 {
+        let has_windows = self.windows.get().is_some();
+        let windows = Windows::bytes(self.shape.segment, self.budget.limit());
+        Slots::memory_of(slots) + if has_windows { 0 } else { windows }
     }
 
     /// The number of blocks whose records are in segments that `is_gone` names.
