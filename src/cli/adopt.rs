@@ -43,7 +43,8 @@ pub struct Adopt {
     #[arg(long)]
     apply: bool,
     /// Another file than /etc/fstab
-    #[arg(long, value_name = "FILE", default_value = steps::FSTAB, value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(default_value = steps::FSTAB)]
     fstab: PathBuf,
     /// Print JSON
     #[arg(long)]

@@ -34,11 +34,11 @@ const ASK: Duration = Duration::from_millis(50);
 /// ram-limit=auto adapts the limit from then on, between ram-min=BYTES and ram-max=BYTES.
 ///
 /// In memory: spill=DEV|none (another spill device, which what is spilled is copied to; none: it
-/// comes back to memory), recompress=now|idle|off (now: everything that was not read lately, once; waits until
-/// that is done). With a log: writeback=on|off (off: only for a drain or a nearly full log),
-/// writeback-threshold=PERCENT, writeback-window=BYTES, writeback-idle=MILLISECONDS (without a
-/// request, until writeback runs), commit-interval=MILLISECONDS (without a change, until changes in
-/// memory are committed), log-cache=PERCENT (of the log, for a read cache); before a store
+/// comes back to memory), recompress=now|idle|off (now: everything that was not read lately, once;
+/// waits until that is done). With a log: writeback=on|off (off: only for a drain or a nearly full
+/// log), writeback-threshold=PERCENT, writeback-window=BYTES, writeback-idle=MILLISECONDS (without
+/// a request, until writeback runs), commit-interval=MILLISECONDS (without a change, until changes
+/// in memory are committed), log-cache=PERCENT (of the log, for a read cache); before a store
 /// max-unsent=BYTES,SECONDS[,wait] (that the store may lack; wait: then writers wait).
 #[derive(Args)]
 #[command(after_help = size::HELP)]
@@ -151,7 +151,7 @@ fn settings(plan: &Plan) -> Vec<(&'static str, String)> {
         None if plan.backing.is_some() => {}
         None => {
             let spill = plan.spill.as_ref().map(|spill| spill.device.display().to_string());
-            all.push(("spill", spill.unwrap_or_else(|| "none".into())));
+            all.extend(spill.map(|device| ("spill", device)));
             all.push(("recompress", status::recompress(plan.recompress).into()));
         }
         Some(log) => {

@@ -85,7 +85,11 @@ fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, progress: &dyn Fn(&str))
     let label = device::LabelCopy::of(memory)?;
     let below = spill(plan, memory, &label)?;
     let large = too_large(plan, below.as_ref());
-    let volume = Volume::create_over(&options, memory, below)?;
+    let gone = below.is_none() && plan.spill.as_ref().is_some_and(|spill| spill.gone);
+    let volume = match gone {
+        true => Volume::create_without_spill(&options, memory)?,
+        false => Volume::create_over(&options, memory, below)?,
+    };
     volume.keep_label(label);
     let notes = large.into_iter().chain(lost_below(&volume)).collect();
     // A user may give any other block device to swapon. If memory can't be locked, the volume still

@@ -130,7 +130,7 @@ impl SpillDevice {
         self.may_overwrite(&drive)
     }
 
-    /// Makes the device that of a volume at work that has none, with at `most` so many slots.
+    /// Makes the device that of a volume at work that has none, with `most` slots at most.
     ///
     /// # Errors
     /// As [`SpillDevice::open`] of a volume that comes up empty.
@@ -217,7 +217,7 @@ impl SpillDevice {
         }
     }
 
-    /// The number of slots that fit, at `most` so many.
+    /// The number of slots that fit, `most` at most.
     fn slots_on(&self, drive: &FileDrive, most: u32) -> Result<u32> {
         // The label takes the place of the first slot.
         let slots = (drive.size() / u64::from(self.segment)).saturating_sub(1);

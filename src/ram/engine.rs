@@ -69,11 +69,11 @@ impl Ram {
     /// # Errors
     /// See [`Store::new`] and [`Store::recount`].
     pub fn new(memory: &Memory, shape: Shape, limit: u64) -> Result<Self> {
-        Self::above(memory, shape, limit, None)
+        Self::above(memory, shape, limit, (None, false))
     }
 
     /// The same above a spill device, whose slots keep their content if another process left the
-    /// memory.
+    /// memory. If the device of that process is gone, gives up what only it held.
     ///
     /// # Errors
     /// As [`Ram::new`].
@@ -81,20 +81,18 @@ impl Ram {
         memory: &Memory,
         shape: Shape,
         limit: u64,
-        below: Option<SpillTo>,
+        (below, gone): (Option<SpillTo>, bool),
     ) -> Result<Self> {
         debug_assert_eq!(shape.slots, below.as_ref().map_or(0, |below| below.slots));
         let store = Store::new(memory, shape, limit)?;
         if memory.is_inherited() {
-            store.recount()?;
+            store.recount(gone)?;
         }
         let session = store.session()?;
         let session_memory = session.memory();
         let zero = || AtomicU64::new(0);
-        let lost = match (memory.is_inherited(), &below) {
-            (true, None) => store.give_up_slots(&session),
-            _ => 0,
-        };
+        let gone = gone && memory.is_inherited();
+        let lost = if gone { store.give_up_slots(&session) } else { 0 };
         let lower = below.map(|below| Arc::new(Lower::new(below, &store)));
         Ok(Self {
             store,

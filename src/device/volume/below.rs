@@ -1,4 +1,5 @@
-//! Another spill device for a volume that is up, or none; and the threads that a spill device needs.
+//! Another spill device for a volume that is up, or none; and the threads that a spill device
+//! needs.
 //!
 //! Invariant: whenever the process dies, the device that the caller has noted last has the label
 //! that the volume's memory has a copy of, and all that is in slots.

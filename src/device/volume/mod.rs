@@ -49,8 +49,8 @@ pub const MEMORY_LAYOUT: u32 = 4;
 /// long.
 const EXTENTS_LOOK: u32 = 16 << 10;
 /// Threads that need a session of the store but serve no front-end: the cleaner, the spiller, the
-/// recompressor, the inspector, the flusher of a daemon that leaves, a thread that changes the spill
-/// device, and the helpers.
+/// recompressor, the inspector, the flusher of a daemon that leaves, a change of the spill device,
+/// and the helpers.
 const OWN_THREADS: usize = 6 + worker_pool::HELPERS_MAX;
 /// The most threads that can serve a volume at once. Each of them gets a session.
 pub const THREADS_MAX: usize = PARTICIPANTS_MAX - OWN_THREADS;
@@ -149,8 +149,21 @@ impl Volume {
         memory: &Memory,
         below: Option<SpillTo>,
     ) -> Result<Arc<Self>> {
-        let spills = below.is_some();
-        let volume = Arc::new(Self::new_over(options, memory, below)?);
+        Self::make(options, memory, (below, false)).and_then(Self::started)
+    }
+
+    /// As [`Volume::create_in`], without the spill device that another process had: what only that
+    /// held is given up.
+    ///
+    /// # Errors
+    /// As [`Volume::create_in`].
+    pub fn create_without_spill(options: &Options, memory: &Memory) -> Result<Arc<Self>> {
+        Self::make(options, memory, (None, true)).and_then(Self::started)
+    }
+
+    fn started(self) -> Result<Arc<Self>> {
+        let volume = Arc::new(self);
+        let spills = volume.ram.store().slots().count() > 0;
         volume.workers.lock().push(cleaner::start(&volume)?);
         volume.workers.lock().push(packer::start(&volume)?);
         volume.below.begin(&volume);
@@ -186,6 +199,14 @@ impl Volume {
     /// # Errors
     /// As [`Volume::create_in`].
     pub fn new_over(options: &Options, memory: &Memory, below: Option<SpillTo>) -> Result<Self> {
+        Self::make(options, memory, (below, false))
+    }
+
+    fn make(
+        options: &Options,
+        memory: &Memory,
+        (below, gone): (Option<SpillTo>, bool),
+    ) -> Result<Self> {
         check(options)?;
         let least = min_ram_limit_above(options.size, options.segment);
         if below.is_some() && options.ram_limit < least && !cfg!(shuttle) {
@@ -200,7 +221,7 @@ impl Volume {
             algorithm: options.algorithm,
         };
         let limit = options.ram_limit.min(shape.ram_limit_max());
-        let ram = Ram::above(memory, shape, limit, below)?;
+        let ram = Ram::above(memory, shape, limit, (below, gone))?;
         if options.lock_memory {
             ram.store().lock_memory()?;
         }

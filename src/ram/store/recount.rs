@@ -39,14 +39,13 @@ struct Live {
 
 impl Store {
     /// Restores the counts and lists of a store over the memory of another process. Call this
-    /// first.
+    /// first. If its spill device is `gone`, [`Store::give_up_slots`] follows.
     ///
     /// # Errors
     /// When the memory contradicts itself.
-    pub fn recount(&self) -> Result<()> {
+    pub fn recount(&self, gone: bool) -> Result<()> {
         let spills = self.slots.count() > 0;
-        if !spills {
-            // Of a device that is given up.
+        if gone {
             self.slots.replace(self.segments.slots_max());
         }
         let left = self.segments.left(self.slots.count())?;

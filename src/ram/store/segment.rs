@@ -458,7 +458,7 @@ impl Segments {
     }
 
     /// The place of each segment that another process ever used, in order of number; `None` if
-    /// free. There are at `most` so many slots.
+    /// free. There are `most` slots at most.
     ///
     /// # Errors
     /// When rows contradict each other.

@@ -8,8 +8,8 @@
 //! again only after memory was turned over, bringing its data back would not have helped: the data
 //! would be gone by now, and would have evicted what is read next.
 //!
-//! Invariant: a slot is free, or taken by a thread that writes to it, or named by one segment. While
-//! slots are closed, none is taken: their device is about to be replaced, or to go.
+//! Invariant: a slot is free, or taken by a thread that writes to it, or named by one segment.
+//! While slots are closed, none is taken: their device is about to be replaced, or to go.
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
