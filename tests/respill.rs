@@ -303,7 +303,7 @@ fn a_device_that_died_below_a_volume_at_work() {
     assert_eq!(device(&sandbox), one);
     sandbox.ztier(&[&replaced[..], &["--accept-loss"]].concat()).looked();
     let left = readable(&mut disk, 1);
-    assert!(left >= BLOCKS / 4 && left < BLOCKS, "{left}");
+    assert!((BLOCKS / 4..BLOCKS).contains(&left), "{left}");
     write(&mut disk, 2);
     check(&mut disk, 2);
     // None at all.
@@ -362,7 +362,7 @@ fn a_device_that_is_gone_when_the_volume_comes_up() {
     assert_eq!(device(&sandbox), "none");
     let mut disk = connect(&sandbox);
     let left = readable(&mut disk, 1);
-    assert!(left > BLOCKS / 4 && left < BLOCKS, "{left}");
+    assert!((BLOCKS / 4..BLOCKS).contains(&left), "{left}");
     sandbox.ztier(&["set", "vol", &format!("spill={two}")]).ok();
     write(&mut disk, 2);
     check(&mut disk, 2);

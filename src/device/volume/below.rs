@@ -69,6 +69,7 @@ impl Volume {
         let store = self.ram.store();
         let label = self.below.label.get();
         let to = match change.device {
+            None if !store.segments().may_change() => return Err(made_without()),
             None => None,
             Some(device) => {
                 let label = label.filter(|label| label.is_there()).ok_or_else(made_without)?;

@@ -55,7 +55,8 @@ const TRIED: u64 = 2;
 const COUNT_SHIFT: u32 = 32;
 
 /// Rows for the slots of a device that the volume may get later. Address space, not memory.
-const SPARE: u32 = if cfg!(shuttle) { 0 } else { 1 << 16 };
+/// Rows for slots are a multiple of it, which tells a table of another volume.
+const SPARE: u32 = if cfg!(shuttle) { 1 } else { 1 << 16 };
 
 /// Bytes of the table for one segment.
 pub const BYTES_PER_SEGMENT: usize = STRIDE * 8;
@@ -116,6 +117,24 @@ pub(super) struct Left {
     pub settled: bool,
 }
 
+/// The rows of a new table.
+fn rows_for(frames: u32, slots: u32) -> u32 {
+    let slots = slots.max(1).next_multiple_of(SPARE);
+    frames.saturating_add(slots).min(SEGMENTS_MAX)
+}
+
+/// The rows of a table that was taken over and has this many, if it can be this volume's.
+fn rows_left(rows: u32, (frames, slots): (u32, u32)) -> u32 {
+    let is_own = rows == frames.saturating_add(slots) || is_spare(rows, frames);
+    if is_own { rows } else { rows_for(frames, slots) }
+}
+
+/// Whether a table has rows for other slots.
+fn is_spare(rows: u32, frames: u32) -> bool {
+    let slots = rows.saturating_sub(frames);
+    rows == SEGMENTS_MAX || slots > 0 && slots.is_multiple_of(SPARE)
+}
+
 /// The value of [`CLAIMED`] for an unclaimed segment of this sequence.
 fn generation(sequence: u64) -> u64 {
     sequence << 1
@@ -129,8 +148,8 @@ impl Segments {
     /// See [`Words::new`].
     pub fn new(memory: &Memory, frames: u32, slots: u32) -> Result<Self> {
         let rows = match memory.len_of("segments")? {
-            Some(bytes) => (bytes / BYTES_PER_SEGMENT as u64) as u32,
-            None => frames.saturating_add(slots.max(SPARE)).min(SEGMENTS_MAX),
+            Some(bytes) => rows_left((bytes / BYTES_PER_SEGMENT as u64) as u32, (frames, slots)),
+            None => rows_for(frames, slots),
         };
         let count = rows as usize;
         Ok(Self {
@@ -146,6 +165,11 @@ impl Segments {
     /// The most segments that can be in use.
     pub fn rows(&self) -> u32 {
         self.rows
+    }
+
+    /// Whether the number of slots may change: not in the table of an older ztier.
+    pub fn may_change(&self) -> bool {
+        is_spare(self.rows, self.frames)
     }
 
     /// The most slots that a spill device can have.
