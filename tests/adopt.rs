@@ -87,7 +87,7 @@ impl Rig {
     fn source(&self) -> Option<String> {
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
         let on = |line: &&str| line.split(' ').nth(1) == self.point.to_str();
-        mounts.lines().filter(on).next_back().map(|line| line.split(' ').next().unwrap().to_owned())
+        mounts.lines().rfind(on).map(|line| line.split(' ').next().unwrap().to_owned())
     }
 
     /// The volume's device, without links.
