@@ -22,6 +22,8 @@ pub enum Loses {
     Newer,
     /// What another owner has not sent to a store yet.
     Unsent,
+    /// Data that only a spill device held.
+    Spill,
     /// The content of a drive.
     Drive,
     /// The requests of the device's holders.
@@ -162,8 +164,9 @@ remedies! {
     );
     /// A spill device fails writes.
     SPILL_FAILS = Remedy::safe(
-        "give it room or have it work again: it is tried by itself, and a write that memory has no \
-         room for is refused meanwhile",
+        "have it work again: it is tried by itself, and a write that memory has no room for is \
+         refused meanwhile; or `ztier set NAME spill=DEV` goes on with another device, `ztier set \
+         NAME spill=none` without one, as far as it still returns what it has",
     );
     /// A store of objects fails, has damage or another owner.
     STORE_FAILS = Remedy::safe(
@@ -383,10 +386,18 @@ remedies! {
     );
     /// The spill device is another one.
     SPILL_MISSED = Remedy::or(
-        "bring back the device that `NAME` had",
-        "bring back the device that `NAME` had; or give up what exists in memory only with \
-         `ztier down NAME --discard`",
-        Loses::Memory,
+        "bring back the device that `NAME` had, then `ztier restart NAME`",
+        "bring back the device that `NAME` had, then `ztier restart NAME`; only if it is gone for \
+         good, `ztier restart NAME --discard-spill` goes on without what only it held, and then \
+         `ztier set NAME spill=DEV` with another one",
+        Loses::Spill,
+    );
+    /// Blocks that only a spill device has can't be read from it.
+    SPILL_UNREAD = Remedy::or(
+        "have the drive work again",
+        "have the drive work again (see the kernel's log), then try again; only if it is gone for \
+         good, add --accept-loss, which gives up what only it held",
+        Loses::Spill,
     );
     /// A drive has known content.
     DRIVE_HOLDS = Remedy::or(
@@ -424,6 +435,7 @@ mod tests {
             Loses::Damaged => &["what is damaged"],
             Loses::Newer => &["what was written since"],
             Loses::Unsent => &["what it had not sent"],
+            Loses::Spill => &["what only it held"],
             Loses::Drive => &["overwrite what is on the drive"],
             Loses::Requests => &["requests"],
         }
@@ -433,6 +445,7 @@ mod tests {
     fn what_loses_data_says_so_and_comes_last() {
         let lossy = [
             "--discard-log",
+            "--discard-spill",
             "--accept-changed-backing",
             "--accept-loss",
             "--accept-older-log",

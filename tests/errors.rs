@@ -316,7 +316,8 @@ fn a_killed_volume_takes_only_its_whole_spill_device() {
     let refused = |why: &str| {
         let before = fs::read(&path).unwrap();
         for args in [&["restart", "vol"][..], &up, &[&up[..], &["--wipe"]].concat()] {
-            let says = [why, "bring back the device that `vol` had; or give up what exists in"];
+            let says =
+                [why, "bring back the device that `vol` had, then `ztier restart vol`; only"];
             sandbox.ztier(args).refused(5, &says);
         }
         assert!(fs::read(&path).unwrap() == before);

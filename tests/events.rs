@@ -85,6 +85,7 @@ fn change_often(sandbox: &Sandbox, count: u64) {
             adapt: AdaptChange::default(),
             log: ztier::config::log::LogChange::default(),
             recompress: None,
+            spill: None,
         };
         client.ask::<Value>(&set, PATIENCE).unwrap();
     }

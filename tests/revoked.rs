@@ -53,6 +53,7 @@ fn set(size_bytes: Option<u64>) -> Request {
         adapt: AdaptChange::default(),
         log: LogChange::default(),
         recompress: None,
+        spill: None,
     }
 }
 
@@ -89,6 +90,7 @@ fn what_was_given_up_is_not_carried_out_when_a_stopped_daemon_goes_on() {
         adapt: AdaptChange::default(),
         log: LogChange::default(),
         recompress: Some(RecompressChange::Off),
+        spill: None,
     };
     for request in [
         set(Some(128 << 20)),
@@ -113,6 +115,7 @@ fn the_same_of_a_volume_with_a_log() {
         adapt: AdaptChange::default(),
         log: LogChange { writeback: Some(true), ..LogChange::default() },
         recompress: None,
+        spill: None,
     };
     let other = sandbox.path().join("other");
     std::fs::File::create(&other).unwrap().set_len(16 << 20).unwrap();

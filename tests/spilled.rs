@@ -216,12 +216,12 @@ fn after_a_kill_only_the_same_device_goes_on() {
         before
     };
     let before = label(None);
-    let refused = ["does not hold what was spilled any more", "ztier down vol --discard"];
+    let refused = ["does not hold what was spilled any more", "ztier restart vol --discard-spill"];
     up(&sandbox, &path, &[]).refused(5, &refused);
     label(Some(&before));
     let away = sandbox.path().join("away");
     std::fs::rename(&path, &away).unwrap();
-    up(&sandbox, &path, &[]).refused(1, &["does not exist"]);
+    up(&sandbox, &path, &[]).refused(5, &["is gone"]);
     file(&sandbox, 64 << 20);
     up(&sandbox, &path, &[]).refused(5, &refused[..1]);
     std::fs::rename(&away, &path).unwrap();

@@ -317,6 +317,7 @@ fn record(role: &'static Role, golden: &Path) {
         adapt: Default::default(),
         log,
         recompress: None,
+        spill: None,
     };
     for request in [Request::Ping, Request::Status, Request::Stats, Request::Sample, set] {
         ask(&place, &request, &mut said);

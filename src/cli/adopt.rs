@@ -1,73 +1,166 @@
-//! `ztier up --foreground --adopt`: a service goes on with a volume that was brought up by hand.
+//! `ztier adopt`: puts a volume before a disk whose file system is in use without ztier.
 //!
-//! Invariant: the present daemon is asked to leave only when all that could refuse was looked at;
-//! if this process fails after that, the volume's memory is kept for the next start.
+//! Invariants: without --apply nothing is changed; all that can be checked is checked before the
+//! first step; a step that fails undoes those before it.
 
-use super::{ensure, output};
-use crate::config::{Paths, Plan, Settings};
-use crate::control::{Client, Request, Sample};
-use crate::daemon::{self, Found, Order};
+mod facts;
+mod steps;
+
+use super::output;
+use crate::config::{Limit, Paths, Settings, name};
+use crate::daemon;
+use crate::device;
 use crate::error::{Error, Result};
-use std::time::Duration;
+use clap::{Args, ValueHint};
+use facts::Facts;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use steps::{Step, Way};
 
-/// How long the present daemon may take to leave.
-const PATIENCE_TO_LEAVE: Duration = Duration::from_secs(60);
-/// How long it may take to end after that.
-const PATIENCE_TO_END: Duration = Duration::from_secs(60);
-/// Keys of what a volume is used as.
-const OF_USE: [&str; 8] =
-    ["use", "mount", "priority", "ballast", "freed-slots", "on-full", "page-cluster", "swappiness"];
-
-/// Takes the volume `name` over from its daemon and serves it until it is told to end. Returns
-/// `false` if the volume is not up.
+/// Put a cache, and a log, before a disk whose file system is in use without ztier
 ///
-/// # Errors
-/// It has other settings, another supervisor has it, or its device can't be handed over.
-pub(super) fn adopt(paths: &Paths, name: &str, settings: &Settings) -> Result<bool> {
-    let Some(sample) = ensure::sample(paths, name)? else { return Ok(false) };
-    if let Found::Up(Some(state)) = daemon::find(paths, name)
-        && state.foreground
-    {
-        return Err(Error::busy(format!(
-            "volume `{name}` is up in the foreground, as process {}",
-            state.pid
-        ))
-        .hint("end that first"));
-    }
-    let plan = plan(name, settings, &sample)?;
-    let client = Client::new(&paths.volume(name).control);
-    client.ask::<()>(&Request::Restart { force: false, log: None }, PATIENCE_TO_LEAVE)?;
-    let progress = |what: &str| output::remark(&format!("{name}: {what}"));
-    let order = Order {
-        plan,
-        paths,
-        patience: PATIENCE_TO_END,
-        foreground: true,
-        follows: true,
-        wanted: &|| true,
-    };
-    let end = daemon::run(order, &progress, |ready| {
-        ready.notes.iter().for_each(|note| output::remark(note));
-        output::list(&ready.endpoints)
-    })?;
-    daemon::follow(end, name).map(|()| true)
+/// Checks what there is, and prints the steps: unmount, `ztier up … --enable`, the lines of
+/// /etc/fstab before and after, mount. With --apply does them, and undoes what was done when one
+/// fails. The file system stays as it is.
+#[derive(Args)]
+pub struct Adopt {
+    /// The disk or partition
+    #[arg(value_hint = ValueHint::AnyPath)]
+    device: PathBuf,
+    /// Name of the volume [default: that of the directory on which it is mounted, or of the disk]
+    #[arg(long)]
+    name: Option<String>,
+    /// Fast drive or file that takes changes first, as with `ztier up`
+    #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
+    log: Option<PathBuf>,
+    /// Overwrite what is on the log's drive, unless it is a log with data
+    #[arg(long, requires = "log")]
+    wipe: bool,
+    /// Limit on compressed copies in memory, as with `ztier up`
+    #[arg(long, value_name = "BYTES|%|auto")]
+    ram_limit: Option<Limit>,
+    /// Do it
+    #[arg(long)]
+    apply: bool,
+    /// Another file than /etc/fstab
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(default_value = steps::FSTAB)]
+    fstab: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
-/// The plan to go on with: that of the volume, with the use of `settings` if it has none yet.
-fn plan(name: &str, settings: &Settings, sample: &Sample) -> Result<Plan> {
-    let plan = &sample.plan;
-    let begins = plan.usage.is_none() && settings.usage.is_some();
-    let mut differences = settings.differing(plan)?;
-    differences.retain(|difference| !(begins && OF_USE.contains(&difference.key)));
-    if !differences.is_empty() {
-        return Err(ensure::differing(name, &differences));
+impl Adopt {
+    /// Runs the command.
+    pub fn run(self) -> Result<()> {
+        let facts = Facts::find(&self.device, &self.fstab)?;
+        facts.refuse()?;
+        let name = self.name(&facts)?;
+        self.check(&name, &facts)?;
+        let way = Way { name, fstab: self.fstab.clone(), lines: facts.lines() };
+        let steps = self.steps(&way, &facts);
+        if !self.json {
+            self.print(&way, &facts, &steps)?;
+        }
+        if self.apply {
+            if !rustix::process::geteuid().is_root() {
+                return Err(Error::failure("only root can do this").hint("run it as root"));
+            }
+            way.go(&steps)?;
+        }
+        if self.json {
+            let of = |step: &Step| json!({"step": step.kind(), "command": step.text(&way)});
+            return output::json(&json!({
+                "name": way.name,
+                "device": facts.device,
+                "content": facts.content.kind,
+                "sector_bytes": facts.sector,
+                "mounted": facts.points(),
+                "steps": steps.iter().map(of).collect::<Vec<_>>(),
+                "changed": self.apply,
+            }));
+        }
+        match self.apply {
+            true => {
+                output::print(&format!("{} is on /dev/ztier/{}\n", facts.content.kind, way.name))
+            }
+            false => output::print("nothing is changed; --apply does this\n"),
+        }
     }
-    if !begins {
-        return Ok(plan.clone());
+
+    /// The volume's name: as asked, or that of the mount point, or of the device.
+    fn name(&self, facts: &Facts) -> Result<String> {
+        let last = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let found = self.name.clone().or_else(|| {
+            let points = facts.points().into_iter().chain(facts.lines_points());
+            let names = points.filter_map(|point| last(&point)).chain(last(&facts.device));
+            names.into_iter().find(|found| name::check(found).is_ok())
+        });
+        let found = found
+            .ok_or_else(|| Error::usage("the volume needs a name").hint("give one by --name"))?;
+        name::check(&found).map_err(Error::usage).map(|()| found)
     }
-    if sample.stats.blocks_stored + sample.stats.blocks_same > 0 {
-        return Err(Error::would_lose(format!("volume `{name}` holds data, and has no use yet"))
-            .hint("a use makes it anew: take the volume down first"));
+
+    /// Checks the volume to be.
+    fn check(&self, name: &str, facts: &Facts) -> Result<()> {
+        let paths = Paths::of_this_user()?;
+        let is_up =
+            paths.exists()? && !matches!(daemon::find(&paths, name), daemon::Found::Nothing);
+        if is_up || paths.settings(name).exists() {
+            return Err(Error::busy(format!("there is a volume `{name}` already"))
+                .hint("give another name by --name"));
+        }
+        let settings = Settings {
+            backing: Some(facts.device.clone()),
+            log: self.log.clone(),
+            ram_limit: self.ram_limit,
+            ..Settings::default()
+        };
+        let chosen = daemon::choose(&settings)?;
+        let plan = crate::config::Plan::resolve(name, &settings, chosen.kind, &paths)?;
+        if !plan.export.is_block_device() {
+            return Err(Error::failure(format!("there is no block device here: {}", chosen.why))
+                .hint("`ztier doctor` says what is missing"));
+        }
+        let Some(log) = &plan.log else { return Ok(()) };
+        let (drives, state) = ((log.log.clone(), log.backing.clone()), paths.state);
+        let pair = device::Pair::new(drives.0, drives.1, plan.segment_bytes, state);
+        device::Pair { wipe: self.wipe, ..pair }.check_log()
     }
-    plan.with_use(settings)
+
+    /// What has to be done, in this order.
+    fn steps(&self, way: &Way, facts: &Facts) -> Vec<Step> {
+        let mut up = vec!["up".to_owned(), way.name.clone(), "--backing".to_owned()];
+        up.push(facts.device.display().to_string());
+        if let Some(log) = &self.log {
+            up.extend(["--log".to_owned(), log.display().to_string()]);
+        }
+        if let Some(limit) = &self.ram_limit {
+            up.extend(["--ram-limit".to_owned(), limit.to_string()]);
+        }
+        up.extend(self.wipe.then(|| "--wipe".to_owned()));
+        up.push("--enable".to_owned());
+        let mut steps: Vec<Step> = facts.mounts.iter().rev().cloned().map(Step::Unmount).collect();
+        steps.push(Step::Up(up));
+        steps.extend((!way.lines.is_empty()).then_some(Step::Fstab));
+        steps.extend(facts.mounts.iter().cloned().map(Step::Mount));
+        steps
+    }
+
+    fn print(&self, way: &Way, facts: &Facts, steps: &[Step]) -> Result<()> {
+        let mut text = format!(
+            "{} has {}; its sectors stay {} bytes\n",
+            facts.device.display(),
+            facts.content,
+            facts.sector
+        );
+        for (n, step) in (1..).zip(steps) {
+            text.push_str(&format!("{n}. {}\n", step.text(way)));
+        }
+        if way.lines.is_empty() {
+            text.push_str(&format!("{} does not name it\n", self.fstab.display()));
+        }
+        output::print(&text)
+    }
 }

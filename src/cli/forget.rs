@@ -53,7 +53,7 @@ impl Drives {
         Self {
             backing: settings.backing.clone(),
             log: settings.log_drive().map(Path::to_owned),
-            spill: settings.spill.clone(),
+            spill: settings.spill_drive().map(Into::into),
         }
     }
 

@@ -37,6 +37,7 @@ const STATE: Pair = (
     "/var/lib/ztier",
     "Which log each backing store has; of users other than root ~/.local/state/ztier.",
 );
+const FSTAB: Pair = ("/etc/fstab", "Gets the volume in place of the disk.");
 const DEVICE: Pair = ("/dev/ztier/NAME", "The block device of a volume.");
 
 const RUN_VARIABLE: &[Pair] = &[("ZTIER_RUN_DIR", "A directory in place of /run/ztier.")];
@@ -115,6 +116,18 @@ const PAGES: &[Page] = &[
         examples: &[("Before a snapshot of the backing store:", "ztier drain data")],
         files: &[RUN],
         environment: &[RUN_VARIABLE],
+    },
+    Page {
+        command: "adopt",
+        examples: &[
+            ("What would be done, and whether it can be:", "ztier adopt /dev/sdb1"),
+            (
+                "A write log on an SSD before a disk in use, now and at each boot:",
+                "ztier adopt /dev/sdb1 --log /dev/nvme0n1p3 --apply",
+            ),
+        ],
+        files: &[SETTINGS, FSTAB],
+        environment: &[ALL_VARIABLES],
     },
     Page {
         command: "disable",

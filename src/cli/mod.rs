@@ -38,6 +38,7 @@ mod set;
 mod stats;
 mod status;
 mod swap;
+mod take_over;
 mod top;
 mod trial;
 mod udev;
@@ -50,6 +51,7 @@ use crate::daemon::survey::{Seen, Survey};
 use crate::daemon::{self, Found, ballast, freed_slots, hook};
 use crate::error::{Error, Result};
 use crate::remedy;
+use crate::stats::drives::Role;
 use crate::stats::{About, Health, Trouble, time};
 use crate::system::helper;
 use clap::{Parser, Subcommand};
@@ -81,6 +83,7 @@ enum Command {
     Events(events::Events),
     Metrics(metrics::Metrics),
     Set(set::Set),
+    Adopt(adopt::Adopt),
     Disable(disable::Disable),
     Forget(forget::Forget),
     Swapon(swap::On),
@@ -176,6 +179,7 @@ pub fn main() -> ExitCode {
         Command::Up(up) => up.run(),
         Command::Down(down) => down.run(),
         Command::Drain(drain) => drain.run(),
+        Command::Adopt(adopt) => adopt.run(),
         Command::Disable(disable) => disable.run(),
         Command::Forget(forget) => forget.run(),
         Command::Generator(generator) => generator.run(),
@@ -262,6 +266,7 @@ fn remedy_for(volume: &str, trouble: &Trouble) -> String {
         About::Log => remedy::LOG_WORN.of(volume),
         About::Spill | About::Room | About::Swap => remedy::SPILL_FAILS.of(volume),
         About::Store => remedy::STORE_FAILS.of(volume),
+        About::Drive(Role::Spill, ..) => remedy::SPILL_FAILS.of(volume),
         About::Drive(..) => remedy::DRIVE_FAILS.of(volume),
     }
 }

@@ -11,6 +11,7 @@ use crate::daemon::state::State;
 use crate::daemon::{self, Found};
 use crate::device::Marks;
 use crate::error::{Error, Result};
+use crate::remedy;
 use clap::{Args, ValueHint};
 use serde_json::json;
 use std::cell::Cell;
@@ -51,6 +52,10 @@ pub struct Restart {
     /// Accept a file for the new log that other users can read or write
     #[arg(long, requires = "log")]
     allow_readable: bool,
+    /// After the daemon died: go on without a spill device that is gone for good. What only it held
+    /// is lost
+    #[arg(long, conflicts_with = "log")]
+    discard_spill: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -79,6 +84,10 @@ impl Restart {
         }
         let begun = Instant::now();
         let served = match daemon::settled(&paths, &self.name) {
+            Found::Up(Some(_)) if self.discard_spill => {
+                return Err(Error::usage(format!("the daemon of volume `{}` is up", self.name))
+                    .hint(remedy::SPILL_FAILS.of(&self.name)));
+            }
             Found::Up(Some(state)) => self.replace(&paths, &state)?,
             Found::Up(None) => {
                 return Err(Error::busy(format!(
@@ -197,7 +206,15 @@ impl Restart {
 
     /// Starts a daemon that goes on with what a dead one left.
     fn again(&self, paths: &Paths, state: &State) -> Result<Served> {
-        self.come(daemon::Starting::begin(&state.plan, paths, daemon::LOOKERS, true)?)
+        let mut plan = state.plan.clone();
+        if self.discard_spill {
+            let spill = plan.spill.as_mut().ok_or_else(|| {
+                Error::usage(format!("volume `{}` has no spill device", self.name))
+                    .hint("leave out --discard-spill")
+            })?;
+            spill.gone = true;
+        }
+        self.come(daemon::Starting::begin(&plan, paths, daemon::LOOKERS, true)?)
     }
 
     /// Waits for a daemon whose predecessor does not answer. That is no refusal: if this command

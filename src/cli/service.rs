@@ -86,6 +86,17 @@ pub(super) fn enable(name: &str) -> Result<()> {
     Ok(())
 }
 
+/// Has systemd read `/etc/fstab` anew, if it runs.
+///
+/// # Errors
+/// It refuses.
+pub(super) fn reload() -> Result<()> {
+    match Manager::find() {
+        Manager::Runs => systemctl(&["daemon-reload"], PATIENCE),
+        Manager::Installed | Manager::Missing => Ok(()),
+    }
+}
+
 /// Undoes `enable`, except that the volume stays up.
 ///
 /// # Errors

@@ -1,13 +1,15 @@
 //! `ztier set`: change a running volume.
 
 use super::progress_line::ProgressLine;
-use super::{client, output, sound, status};
+use super::{client, files, output, sound, status};
+use crate::config::lasting::lasting;
 use crate::config::log::LogChange;
+use crate::config::paths::full;
 use crate::config::plan::size_of;
 use crate::config::settings::KEYS;
 use crate::config::size::{self, exact, human};
 use crate::config::{Bounds, Limit, Paths, Plan, Saved, Settings, machine, name};
-use crate::control::{AdaptChange, Client, RecompressChange, Request, Sample, Status};
+use crate::control::{AdaptChange, Client, NewSpill, RecompressChange, Request, Sample, Status};
 use crate::device::{self, Recompress};
 use crate::error::{Error, Result};
 use crate::stats::Stats;
@@ -21,6 +23,9 @@ use std::time::Duration;
 /// How long a change may take: memory is cleaned before a lower limit holds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How long what is spilled may take to be elsewhere.
+const PATIENCE_TO_MOVE: Duration = Duration::from_secs(24 * 3600);
+
 /// The time between two questions about progress.
 const ASK: Duration = Duration::from_millis(50);
 
@@ -28,11 +33,12 @@ const ASK: Duration = Duration::from_millis(50);
 ///
 /// ram-limit=auto adapts the limit from then on, between ram-min=BYTES and ram-max=BYTES.
 ///
-/// In memory: recompress=now|idle|off (now: everything that was not read lately, once; waits until
-/// that is done). With a log: writeback=on|off (off: only for a drain or a nearly full log),
-/// writeback-threshold=PERCENT, writeback-window=BYTES, writeback-idle=MILLISECONDS (without a
-/// request, until writeback runs), commit-interval=MILLISECONDS (without a change, until changes in
-/// memory are committed), log-cache=PERCENT (of the log, for a read cache); before a store
+/// In memory: spill=DEV|none (another spill device, which what is spilled is copied to; none: it
+/// comes back to memory), recompress=now|idle|off (now: everything that was not read lately, once;
+/// waits until that is done). With a log: writeback=on|off (off: only for a drain or a nearly full
+/// log), writeback-threshold=PERCENT, writeback-window=BYTES, writeback-idle=MILLISECONDS (without
+/// a request, until writeback runs), commit-interval=MILLISECONDS (without a change, until changes
+/// in memory are committed), log-cache=PERCENT (of the log, for a read cache); before a store
 /// max-unsent=BYTES,SECONDS[,wait] (that the store may lack; wait: then writers wait).
 #[derive(Args)]
 #[command(after_help = size::HELP)]
@@ -46,6 +52,16 @@ pub struct Set {
     /// up`; all else in it stays
     #[arg(long)]
     save: bool,
+    /// With spill=DEV: overwrite what is on it, unless it is a log
+    #[arg(long)]
+    wipe: bool,
+    /// With spill=DEV: accept a file that other users can read or write
+    #[arg(long)]
+    allow_readable: bool,
+    /// With spill=…: give up the blocks that can't be read from the present spill device. Reading
+    /// them fails until they are written or discarded
+    #[arg(long)]
+    accept_loss: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -56,14 +72,15 @@ impl Set {
     pub fn run(self) -> Result<()> {
         let paths = Paths::of_this_user()?;
         let (asked, recompress) = parse(&self.changes)?;
-        let request = request(&asked, recompress)?;
+        let request = request(&asked, recompress, self.new_spill(&asked)?)?;
         let client = client(&paths, &self.name)?;
         let saved = if self.save { Some(changed(&paths, &self.name, &asked)?) } else { None };
         let before = match self.json {
             true => Some(client.ask::<Sample>(&Request::Sample, super::PATIENCE)?),
             false => None,
         };
-        let status: Status = client.ask(&request, PATIENCE)?;
+        let patience = if asked.spill.is_some() { PATIENCE_TO_MOVE } else { PATIENCE };
+        let status: Status = client.ask(&request, patience)?;
         if let Some(saved) = saved {
             let changed = format!("volume `{}` is changed, but ", self.name);
             if saved.write().map_err(|e| e.after(changed))? {
@@ -96,6 +113,27 @@ impl Set {
         }
         sound(&self.name, status.stats.loss().as_deref())
     }
+
+    /// The spill device that `spill=` asks for.
+    fn new_spill(&self, asked: &Settings) -> Result<Option<NewSpill>> {
+        if asked.spill.is_none() {
+            let flags = [
+                ("--wipe", self.wipe),
+                ("--allow-readable", self.allow_readable),
+                ("--accept-loss", self.accept_loss),
+            ];
+            return match flags.iter().find(|(_, given)| *given) {
+                None => Ok(None),
+                Some((flag, _)) => Err(Error::usage(format!("{flag} is for a spill device"))
+                    .hint(format!("leave out {flag}, or give spill=DEV"))),
+            };
+        }
+        let device = asked.spill_drive().map(full).transpose()?;
+        if !self.allow_readable {
+            files::refuse_readable(device.as_deref())?;
+        }
+        Ok(Some(NewSpill { device, wipe: self.wipe, accept_loss: self.accept_loss }))
+    }
 }
 
 /// What can be set of a volume with this plan, as it is set.
@@ -111,7 +149,11 @@ fn settings(plan: &Plan) -> Vec<(&'static str, String)> {
     }
     match &plan.log {
         None if plan.backing.is_some() => {}
-        None => all.push(("recompress", status::recompress(plan.recompress).into())),
+        None => {
+            let spill = plan.spill.as_ref().map(|spill| spill.device.display().to_string());
+            all.extend(spill.map(|device| ("spill", device)));
+            all.push(("recompress", status::recompress(plan.recompress).into()));
+        }
         Some(log) => {
             all.extend(plan.is_in_store().then(|| ("max-unsent", log.unsent.to_string())));
             all.extend([
@@ -182,7 +224,13 @@ fn changed(paths: &Paths, name: &str, asked: &Settings) -> Result<Saved> {
             saved.remove(bound);
         }
     }
-    saved.put(asked)?;
+    if asked.spill.is_some() && asked.spill_drive().is_none() {
+        saved.remove("spill-daily");
+    }
+    saved.put(&Settings {
+        spill: asked.spill_drive().map(lasting).transpose()?.or_else(|| asked.spill.clone()),
+        ..asked.clone()
+    })?;
     // Also finds an old error in the file, which otherwise a boot would find.
     let store = |backing: &PathBuf| device::is_store(backing);
     if saved.settings()?.backing.as_ref().is_some_and(store) {
@@ -235,7 +283,11 @@ fn live(key: &str) -> Result<&'static str> {
 }
 
 /// The request for these settings.
-fn request(settings: &Settings, recompress: Option<RecompressChange>) -> Result<Request> {
+fn request(
+    settings: &Settings,
+    recompress: Option<RecompressChange>,
+    spill: Option<NewSpill>,
+) -> Result<Request> {
     let memory = machine::memory_bytes();
     let size_bytes = settings.size.map(size_of);
     let adapt = AdaptChange {
@@ -252,6 +304,7 @@ fn request(settings: &Settings, recompress: Option<RecompressChange>) -> Result<
         adapt,
         log: LogChange::of(settings)?,
         recompress,
+        spill,
     })
 }
 
@@ -273,7 +326,7 @@ mod tests {
     fn changes() {
         let parse = |changes: &[&str]| {
             let changes = changes.iter().map(|c| (*c).to_owned()).collect::<Vec<_>>();
-            parse(&changes).and_then(|(settings, recompress)| request(&settings, recompress))
+            parse(&changes).and_then(|(settings, recompress)| request(&settings, recompress, None))
         };
         assert_eq!(
             parse(&["size=8G", "ram-limit=1G"]).unwrap(),
@@ -282,7 +335,8 @@ mod tests {
                 ram_limit_bytes: Some(1 << 30),
                 adapt: AdaptChange::default(),
                 log: LogChange::default(),
-                recompress: None
+                recompress: None,
+                spill: None,
             }
         );
         let request = Request::Set {
@@ -291,6 +345,7 @@ mod tests {
             adapt: AdaptChange::default(),
             log: LogChange::default(),
             recompress: Some(RecompressChange::Now),
+            spill: None,
         };
         assert_eq!(parse(&["recompress=now"]).unwrap(), request);
         for (change, error) in [
@@ -306,7 +361,8 @@ mod tests {
         let adapt = AdaptChange { auto: true, min_bytes: Some(1 << 20), max_bytes: Some(1 << 30) };
         let (size_bytes, ram_limit_bytes, recompress) = (None, None, None);
         let log = LogChange::default();
-        let request = Request::Set { size_bytes, ram_limit_bytes, adapt, log, recompress };
+        let request =
+            Request::Set { size_bytes, ram_limit_bytes, adapt, log, recompress, spill: None };
         assert_eq!(parse(&["ram-limit=auto", "ram-min=1M", "ram-max=1G"]).unwrap(), request);
         assert!(parse(&["ram-min=auto"]).is_err() && parse(&["ram-limit=automatic"]).is_err());
         let log = LogChange {
@@ -329,7 +385,8 @@ mod tests {
         ];
         let (size_bytes, ram_limit_bytes, recompress) = (None, None, None);
         let adapt = AdaptChange::default();
-        let request = Request::Set { size_bytes, ram_limit_bytes, adapt, log, recompress };
+        let request =
+            Request::Set { size_bytes, ram_limit_bytes, adapt, log, recompress, spill: None };
         assert_eq!(parse(&changes).unwrap(), request);
         assert!(
             parse(&["writeback=maybe"]).unwrap_err().to_string().contains("neither on nor off")

@@ -3,7 +3,7 @@
 use super::files::{self, Made, Wanted};
 use super::progress_line::ProgressLine;
 use super::service::{self, Manager};
-use super::{adapting, adopt, all, ensure, output, sound, status, told};
+use super::{adapting, all, ensure, output, sound, status, take_over, told};
 use crate::config::export::Export;
 use crate::config::plan;
 use crate::config::saved::{BOOT, Change};
@@ -150,14 +150,14 @@ impl Up {
         {
             return self.go_on(&settings, &sample, &paths);
         }
-        if self.adopt && adopt::adopt(&paths, self.name(), &settings)? {
+        if self.adopt && take_over::adopt(&paths, self.name(), &settings)? {
             return Ok(());
         }
         let wanted = self.wanted(&settings)?;
         self.await_drives(&settings)?;
         self.refuse_others(&settings, &paths)?;
         if !settings.allow_readable.unwrap_or(false) {
-            let files = [settings.log_drive(), settings.spill.as_deref()];
+            let files = [settings.log_drive(), settings.spill_drive()];
             files::refuse_readable(files.into_iter().flatten())?;
         }
         let chosen = daemon::choose(&settings)?;
@@ -288,7 +288,7 @@ impl Up {
     /// The files that have to be made first.
     fn wanted(&self, settings: &Settings) -> Result<Vec<Wanted>> {
         let log = files::wanted("--log-size", settings.log_drive(), self.log_size)?;
-        let spill = files::wanted("--spill-size", settings.spill.as_deref(), self.spill_size)?;
+        let spill = files::wanted("--spill-size", settings.spill_drive(), self.spill_size)?;
         Ok(log.into_iter().chain(spill).collect())
     }
 

@@ -103,7 +103,7 @@ impl Settings {
         self.compare_limit(plan, &mut found);
         found.value("exclusive", self.exclusive, Some(plan.exclusive));
         let spill = plan.spill.as_ref();
-        found.drive("spill", self.spill.as_deref(), spill.map(|spill| spill.device.as_path()))?;
+        found.drive("spill", self.spill_drive(), spill.map(|spill| spill.device.as_path()))?;
         found.bytes("spill-daily", self.spill_daily, spill.map(|spill| spill.daily_bytes));
         found.value("algorithm", self.algorithm, Some(plan.algorithm));
         found.value("recompress", self.recompress, Some(plan.recompress));

@@ -18,13 +18,18 @@ use std::path::{Path, PathBuf};
 /// The largest file that is read, in bytes.
 const LARGEST: u64 = 64 << 10;
 
-/// In place of a log's drive: there is to be none.
-const NO_LOG: &str = "none";
+/// In place of a log's drive or a spill device: there is to be none.
+const NONE: &str = "none";
 
 impl Settings {
     /// The drive of the log, if there is to be one.
     pub fn log_drive(&self) -> Option<&Path> {
-        self.log.as_deref().filter(|log| log.as_os_str() != NO_LOG)
+        self.log.as_deref().filter(|log| log.as_os_str() != NONE)
+    }
+
+    /// The spill device, if there is to be one.
+    pub fn spill_drive(&self) -> Option<&Path> {
+        self.spill.as_deref().filter(|spill| spill.as_os_str() != NONE)
     }
 
     /// Reads `path`; `Ok(None)` if there is no such file.
@@ -88,7 +93,7 @@ impl Settings {
             size: self.size.filter(|_| !in_store),
             backing: drive(&self.backing)?,
             log: self.log_drive().map(lasting).transpose()?.or_else(|| self.log.clone()),
-            spill: drive(&self.spill)?,
+            spill: self.spill_drive().map(lasting).transpose()?.or_else(|| self.spill.clone()),
             socket: self.socket.as_deref().map(full).transpose()?,
             log_uuid: marks.log,
             backing_id: marks.backing,

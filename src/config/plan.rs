@@ -107,6 +107,9 @@ pub struct SpillPlan {
     pub daily_bytes: u64,
     /// Overwrite what is on the device.
     pub wipe: bool,
+    /// Go on without the device, which is gone, and what only it held.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gone: bool,
 }
 
 impl Plan {
@@ -142,7 +145,8 @@ impl Plan {
         let segment_bytes = check_segment(settings)?;
         let threads = check_threads(settings, 2)?;
         let buffers = buffers(kind, threads);
-        let range = Range::in_memory(size_bytes, segment_bytes, settings.spill.is_some(), buffers);
+        let range =
+            Range::in_memory(size_bytes, segment_bytes, settings.spill_drive().is_some(), buffers);
         let (ram_limit_bytes, ram_auto) = Given::of(settings).resolve(&range)?;
         let spill = spill(settings)?;
         let export = export(volume, settings, kind, paths)?;
@@ -252,6 +256,7 @@ impl Plan {
         if let Some(log) = &mut self.log {
             log.opened(accepted);
         }
+        self.spill = self.spill.take().filter(|spill| !spill.gone);
         if let Some(spill) = &mut self.spill {
             spill.wipe = false;
         }
@@ -597,7 +602,7 @@ fn refuse_of_spill(settings: &Settings) -> Result<()> {
         return Err(Error::usage("recompress is for a volume in memory alone")
             .hint("leave out recompress, or --backing and --log"));
     }
-    if settings.spill.is_none() && settings.spill_daily.is_none() {
+    if settings.spill_drive().is_none() && settings.spill_daily.is_none() {
         return Ok(());
     }
     Err(Error::usage("spill is for a volume in memory alone")
@@ -612,14 +617,14 @@ fn spill(settings: &Settings) -> Result<Option<SpillPlan>> {
         Some(Amount::Bytes(bytes)) => bytes,
         None => 0,
     };
-    let Some(device) = &settings.spill else {
+    let Some(device) = settings.spill_drive() else {
         return match settings.spill_daily {
             Some(_) => Err(Error::usage("spill-daily is for a volume with a spill device")
                 .hint("leave out spill-daily, or give --spill")),
             None => Ok(None),
         };
     };
-    Ok(Some(SpillPlan { device: full(device)?, daily_bytes, wipe: false }))
+    Ok(Some(SpillPlan { device: full(device)?, daily_bytes, wipe: false, gone: false }))
 }
 
 fn check_segment(settings: &Settings) -> Result<u32> {

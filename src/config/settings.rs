@@ -287,9 +287,10 @@ flags {
     /// Device or file for the coldest data once memory is full; it is overwritten if it holds
     /// nothing known
     #[flag(value_name = "DEV", value_hint = ValueHint::AnyPath)]
-    spill = "spill": PathBuf {
-        "a block device or file", "",
-        "Takes the [coldest data](spill.md), and loses what it held."
+    spill = "spill", live: PathBuf {
+        "a block device or file; `none`", "",
+        "Takes the [coldest data](spill.md), and loses what it held. [Can \
+         change](spill.md#another-device-while-the-volume-is-up)."
     }
     /// With --spill: the most to write there a day on average, like 20G; up to twice that within 24
     /// hours, and each start of the daemon begins a new day

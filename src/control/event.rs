@@ -37,6 +37,10 @@ pub enum EventKind {
     LogAttached,
     /// The volume goes on without this log, which is empty.
     LogDetached,
+    /// The volume goes on with this spill device.
+    SpillAttached,
+    /// The volume goes on without this spill device, which holds nothing of it.
+    SpillDetached,
     /// The daemon ends in order.
     Ended,
     /// The daemon is gone without an end in order. Told by `ztier events`.
@@ -49,7 +53,7 @@ pub enum EventKind {
 
 impl EventKind {
     /// All there are.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Up,
         Self::Filling,
         Self::Full,
@@ -61,6 +65,8 @@ impl EventKind {
         Self::SizeChanged,
         Self::LogAttached,
         Self::LogDetached,
+        Self::SpillAttached,
+        Self::SpillDetached,
         Self::Ended,
         Self::Dead,
         Self::Silent,
@@ -92,6 +98,8 @@ impl EventKind {
             Self::SizeChanged => "size-changed",
             Self::LogAttached => "log-attached",
             Self::LogDetached => "log-detached",
+            Self::SpillAttached => "spill-attached",
+            Self::SpillDetached => "spill-detached",
             Self::Ended => "ended",
             Self::Dead => "dead",
             Self::Silent => "silent",

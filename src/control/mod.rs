@@ -17,7 +17,8 @@ pub use asking::Asking;
 pub use client::Client;
 pub use event::{EventKind, Events, Since, VolumeEvent};
 pub use protocol::{
-    AdaptChange, Ended, LeftInLog, NewLog, Noted, RecompressChange, Request, Status, Swapon,
+    AdaptChange, Ended, LeftInLog, NewLog, NewSpill, Noted, RecompressChange, Request, Status,
+    Swapon,
 };
 pub(crate) use protocol::{Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive_next, send};
 pub use protocol::{Swapping, VERSION, Version};

@@ -61,6 +61,9 @@ pub enum Request {
         /// A change of when cold data is recompressed.
         #[serde(default)]
         recompress: Option<RecompressChange>,
+        /// Another spill device, or none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        spill: Option<NewSpill>,
     },
     /// Make the device swap space, and swap to it. Answer: [`Swapping`].
     Swapon(Swapon),
@@ -107,6 +110,20 @@ impl Request {
             | Self::Down { .. } => true,
         }
     }
+}
+
+/// Another spill device for a volume in memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NewSpill {
+    /// The device; `None`: the volume is to have none.
+    pub device: Option<PathBuf>,
+    /// Overwrite what is on it.
+    #[serde(default)]
+    pub wipe: bool,
+    /// Give up the blocks that can't be read from the present device.
+    #[serde(default)]
+    pub accept_loss: bool,
 }
 
 /// A caller's message while its request is being carried out.

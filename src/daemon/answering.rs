@@ -43,8 +43,9 @@ impl Handler for Running {
                 }
                 to_raw_value(&Noted { lost_blocks })
             }
-            Request::Set { size_bytes, ram_limit_bytes, adapt, log, recompress } => {
-                self.set(size_bytes, (ram_limit_bytes, adapt), log, recompress, asking)?;
+            Request::Set { size_bytes, ram_limit_bytes, adapt, log, recompress, spill } => {
+                let limit = (ram_limit_bytes, adapt);
+                self.set(size_bytes, limit, log, recompress, spill.as_ref(), asking)?;
                 to_raw_value(&self.status()?)
             }
             Request::Swapon(ask) => {

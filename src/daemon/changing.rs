@@ -8,7 +8,7 @@ use super::running::Running;
 use crate::config::limit::{Given, Range};
 use crate::config::log::{LogChange, LogPlan};
 use crate::config::{Amount, Bounds, Limit, Plan, plan, size};
-use crate::control::{AdaptChange, Asking, EventKind, RecompressChange};
+use crate::control::{AdaptChange, Asking, EventKind, NewSpill, RecompressChange};
 use crate::device::{self, Recompress};
 use crate::error::{Error, Result};
 
@@ -35,9 +35,13 @@ impl Running {
         limit: LimitChange,
         log: LogChange,
         recompress: Option<RecompressChange>,
+        spill: Option<&NewSpill>,
         asking: &mut Asking<'_>,
     ) -> Result<()> {
         let before = self.served.plan();
+        if spill.is_some() && !before.is_volatile() {
+            return Err(Error::usage("spill is for a volume in memory alone"));
+        }
         if recompress.is_some() && !before.is_volatile() {
             return Err(no_recompression());
         }
@@ -49,6 +53,10 @@ impl Running {
             let taken = self.take_on(&new);
             self.tell_changes(&before);
             taken?;
+            // After a higher limit, which may be what it needs.
+            if let Some(spill) = spill {
+                self.respill(spill, asking)?;
+            }
         }
         self.threads.follow_limit(&self.served)?;
         let Some(change) = recompress else { return Ok(()) };

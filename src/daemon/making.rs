@@ -6,10 +6,11 @@ use super::evicted;
 use super::log;
 use super::memory_holder::Kept;
 use super::opening::Opening;
+use super::respill::spill_device;
 use crate::config::log::LogPlan;
 use crate::config::{Exclusive, Paths, Plan, Usage, machine, plan, size};
 use crate::device::{self, LogControl, Sector, Serving, Volume};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::log::Accepted;
 use crate::media::Memory;
 use std::path::Path;
@@ -85,9 +86,16 @@ fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, progress: &dyn Fn(&str))
         // Memory that carries swap must not be swapped out itself.
         lock_memory: carries_swap(plan),
     };
-    let below = spill(plan, memory)?;
-    let notes = too_large(plan, below.as_ref()).into_iter().collect();
-    let volume = Volume::create_over(&options, memory, below)?;
+    let label = device::LabelCopy::of(memory)?;
+    let below = spill(plan, memory, &label)?;
+    let large = too_large(plan, below.as_ref());
+    let gone = below.is_none() && plan.spill.as_ref().is_some_and(|spill| spill.gone);
+    let volume = match gone {
+        true => Volume::create_without_spill(&options, memory)?,
+        false => Volume::create_over(&options, memory, below)?,
+    };
+    volume.keep_label(label);
+    let notes = large.into_iter().chain(lost_below(&volume)).collect();
     // A user may give any other block device to swapon. If memory can't be locked, the volume still
     // works for other uses.
     let may_carry = plan.export.is_block_device() && !options.lock_memory;
@@ -154,16 +162,33 @@ pub(super) fn sector(plan: &Plan, volume: &dyn Serving) -> Result<Sector> {
     }
 }
 
-fn spill(plan: &Plan, memory: &Memory) -> Result<Option<device::SpillTo>> {
+fn spill(
+    plan: &Plan,
+    memory: &Memory,
+    label: &device::LabelCopy,
+) -> Result<Option<device::SpillTo>> {
     let Some(spill) = &plan.spill else { return Ok(None) };
-    let device = device::SpillDevice {
-        path: spill.device.clone(),
-        volume: plan.name.clone(),
-        segment: plan.segment_bytes,
-        daily: spill.daily_bytes,
-        wipe: spill.wipe,
-    };
-    device.open(memory).map(Some)
+    let opened = spill_device(plan, spill, spill.wipe).open(memory, label);
+    match (opened, spill.gone && memory.is_inherited()) {
+        (opened, false) => opened.map(Some),
+        (Err(_), true) => Ok(None),
+        (Ok(_), true) => Err(Error::busy(format!(
+            "the spill device {} is there, with what was spilled",
+            spill.device.display()
+        ))
+        .hint("go on with it: leave out --discard-spill")),
+    }
+}
+
+/// A note if blocks were given up with a spill device.
+fn lost_below(volume: &Volume) -> Option<String> {
+    let lost = volume.lost_below();
+    (lost > 0).then(|| {
+        format!(
+            "{lost} blocks were only on the spill device, and are lost: reading them fails until \
+             they are written"
+        )
+    })
 }
 
 /// A note if the device is larger than the data that it can be expected to hold. For swap,

@@ -33,6 +33,7 @@ pub mod process;
 mod ranked;
 mod relog;
 mod resident;
+mod respill;
 mod restoring;
 mod room;
 mod running;

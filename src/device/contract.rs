@@ -4,6 +4,7 @@
 //! [`Channel`], run to completion: when `submit` returns, the request is done.
 
 use super::drives::Alarm;
+use super::spill_setup::SpillDevice;
 use crate::cache::Cached;
 use crate::error::{Error, Result as Outcome};
 use crate::log::Policy;
@@ -321,9 +322,29 @@ pub trait InMemory {
     /// Makes holes of the blocks that the followed bits give up. `stop` ends it early.
     fn drop_freed(&self, bits: &FreedBits, stop: &dyn Fn() -> bool);
 
+    /// Gives the volume another spill device, or none, while it works. What is spilled is copied
+    /// to the new device, or comes back to memory. Returns the number of blocks that were given up.
+    ///
+    /// # Errors
+    /// The new device can't be used, memory lacks room, or blocks can't be read from the present
+    /// device. Then the volume keeps it.
+    fn change_spill(&self, change: SpillChange<'_>) -> Outcome<u64>;
+
     /// Removes the volume's label from its spill device, once the volume is gone for good. Others
     /// may then use the device.
     fn disown(&self);
+}
+
+/// A change of the spill device.
+pub struct SpillChange<'a> {
+    /// The new device; `None`: there is to be none.
+    pub device: Option<&'a SpillDevice>,
+    /// Whether blocks that can't be read from the present device are given up.
+    pub gives_up: bool,
+    /// Whether the caller does not want it any more.
+    pub stop: &'a dyn Fn() -> bool,
+    /// Notes the change where a next process finds it. If that fails, the volume keeps its device.
+    pub commit: &'a mut dyn FnMut() -> Outcome<()>,
 }
 
 /// A volume with a log in front of its backing store.

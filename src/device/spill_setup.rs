@@ -15,6 +15,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// The memory file with the copy of the label.
+const FILE: &str = "spill";
 const MAGIC: [u8; 8] = *b"ztierspl";
 const VERSION: u32 = 1;
 /// The longest name of a volume, in bytes.
@@ -37,6 +39,40 @@ pub struct SpillDevice {
     pub daily: u64,
     /// Overwrite any content of the device, except a log with data.
     pub wipe: bool,
+}
+
+/// The copy of the label in a volume's memory, word by word.
+pub struct LabelCopy(Option<Words>);
+
+impl LabelCopy {
+    /// The copy in `memory`; memory that is taken over may have no place for one.
+    ///
+    /// # Errors
+    /// See [`Words::new`].
+    pub fn of(memory: &Memory) -> Result<Self> {
+        if memory.is_inherited() && memory.len_of(FILE)?.is_none() {
+            return Ok(Self(None));
+        }
+        Words::new(memory, FILE, ALIGN / 8).map(|words| Self(Some(words)))
+    }
+
+    /// Whether there is a place for one.
+    pub fn is_there(&self) -> bool {
+        self.0.is_some()
+    }
+
+    fn label(&self) -> Option<Label> {
+        let copy = self.0.as_ref()?;
+        let words = (0..ALIGN / 8).map(|at| copy.get(at).load(Ordering::Relaxed).to_le_bytes());
+        Label::decode(words.collect::<Vec<_>>().as_flattened())
+    }
+
+    fn set(&self, label: &Label) {
+        let Some(copy) = &self.0 else { return };
+        for (at, word) in label.encode().as_chunks::<8>().0.iter().enumerate() {
+            copy.get(at).store(u64::from_le_bytes(*word), Ordering::Relaxed);
+        }
+    }
 }
 
 /// The first 4096 bytes of a spill device.
@@ -90,50 +126,84 @@ impl SpillDevice {
     /// As [`SpillDevice::open`] of a volume that comes up empty.
     pub fn check(&self) -> Result<Option<String>> {
         let drive = FileDrive::take(&self.path, false)?;
-        self.slots_on(&drive)?;
+        self.slots_on(&drive, SEGMENTS_MAX / 2)?;
         self.may_overwrite(&drive)
     }
 
-    /// Opens the device. If another process left `memory`, the slots keep their content; otherwise
-    /// the device gets a new label.
+    /// Makes the device that of a volume at work that has none, with `most` slots at most.
+    ///
+    /// # Errors
+    /// As [`SpillDevice::open`] of a volume that comes up empty.
+    pub fn begin(&self, copy: &LabelCopy, most: u32) -> Result<SpillTo> {
+        let drive = FileDrive::take(&self.path, false)?;
+        let slots = self.slots_on(&drive, most)?;
+        self.may_overwrite(&drive)?;
+        let (segment, volume) = (self.segment, self.volume.clone());
+        let label = Label { id: random()?, segment, slots, volume };
+        self.label(&drive, &label)?;
+        copy.set(&label);
+        Ok(SpillTo { drive: Arc::new(drive), slots, daily: self.daily })
+    }
+
+    /// Makes the device the next one of a volume at work: it gets the label that the memory has a
+    /// copy of, so whichever of the two the volume has when the process dies is the right one.
+    ///
+    /// # Errors
+    /// As [`SpillDevice::begin`], or it has fewer slots than the present device.
+    pub fn succeed(&self, copy: &LabelCopy) -> Result<SpillTo> {
+        let Some(label) = copy.label() else {
+            return Err(Error::failure("the memory has no label of the present spill device")
+                .hint("take that off first (`spill=none`)"));
+        };
+        let drive = FileDrive::take(&self.path, false)?;
+        let needs = (u64::from(label.slots) + 1) * u64::from(label.segment);
+        if drive.size() < needs {
+            let (path, has) = (self.path.display(), drive.size());
+            return Err(Error::failure(format!(
+                "{path} is too small to take what is spilled: it has {has} bytes, and needs {needs}"
+            ))
+            .hint("give a larger one, or take the present one off first (`spill=none`)"));
+        }
+        self.may_overwrite(&drive)?;
+        self.label(&drive, &label)?;
+        Ok(SpillTo { drive: Arc::new(drive), slots: label.slots, daily: self.daily })
+    }
+
+    fn label(&self, drive: &FileDrive, label: &Label) -> Result<()> {
+        let mut first = Buffer::new(ALIGN);
+        first.copy_from_slice(&label.encode());
+        drive.write(0, &first).map_err(|e| failed(&self.path, &e))
+    }
+
+    /// Opens the device. If another process left `memory`, with this `copy` of the label, the slots
+    /// keep their content; otherwise the device gets a new label.
     ///
     /// # Errors
     /// One line: the device is missing, held, too small, holds something that may not be
     /// overwritten, or is not the one that belongs to the memory. Then the device is unchanged.
-    pub fn open(&self, memory: &Memory) -> Result<SpillTo> {
-        let drive = FileDrive::take(&self.path, memory.is_inherited())?;
-        // The copy of the label, word by word.
-        let copy = Words::new(memory, "spill", ALIGN / 8)?;
-        let label = match memory.is_inherited() {
-            true => self.find(&drive, &copy)?,
-            false => {
-                let slots = self.slots_on(&drive)?;
-                self.may_overwrite(&drive)?;
-                let (segment, volume) = (self.segment, self.volume.clone());
-                let label = Label { id: random()?, segment, slots, volume };
-                let bytes = label.encode();
-                let mut first = Buffer::new(ALIGN);
-                first.copy_from_slice(&bytes);
-                drive.write(0, &first).map_err(|e| failed(&self.path, &e))?;
-                for (at, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
-                    copy.get(at).store(u64::from_le_bytes(*word), Ordering::Relaxed);
-                }
-                label
-            }
-        };
-        Ok(SpillTo { drive: Arc::new(drive), slots: label.slots, daily: self.daily })
+    pub fn open(&self, memory: &Memory, copy: &LabelCopy) -> Result<SpillTo> {
+        if !memory.is_inherited() {
+            return self.begin(copy, SEGMENTS_MAX / 2);
+        }
+        if let Err(rustix::io::Errno::NOENT) = rustix::fs::stat(&self.path) {
+            return Err(self.missed("is gone".into()));
+        }
+        let drive = FileDrive::take(&self.path, true)?;
+        let slots = self.find(&drive, copy)?.slots;
+        Ok(SpillTo { drive: Arc::new(drive), slots, daily: self.daily })
+    }
+
+    /// The error of a device that is not the one that belongs to the memory.
+    fn missed(&self, why: String) -> Error {
+        Error::would_lose(format!("{} {why}", self.path.display()))
+            .hint(remedy::SPILL_MISSED.of(&self.volume))
     }
 
     /// The label of the device, if the memory has a copy of it.
-    fn find(&self, drive: &FileDrive, copy: &Words) -> Result<Label> {
-        let words = (0..ALIGN / 8).map(|at| copy.get(at).load(Ordering::Relaxed).to_le_bytes());
-        let kept = Label::decode(words.collect::<Vec<_>>().as_flattened());
-        let found = read_label(drive)?;
-        let path = self.path.display();
-        let refuse = |why: String| {
-            Err(Error::would_lose(format!("{path} {why}"))
-                .hint(remedy::SPILL_MISSED.of(&self.volume)))
-        };
+    fn find(&self, drive: &FileDrive, copy: &LabelCopy) -> Result<Label> {
+        let kept = copy.label();
+        let found = read_label(drive).map_err(|e| self.missed(format!("does not answer: {e}")))?;
+        let refuse = |why: String| Err(self.missed(why));
         match (kept, found) {
             (Some(kept), Some(found)) if kept == found => {
                 let needs = (u64::from(kept.slots) + 1) * u64::from(kept.segment);
@@ -147,8 +217,8 @@ impl SpillDevice {
         }
     }
 
-    /// The number of slots that fit.
-    fn slots_on(&self, drive: &FileDrive) -> Result<u32> {
+    /// The number of slots that fit, `most` at most.
+    fn slots_on(&self, drive: &FileDrive, most: u32) -> Result<u32> {
         // The label takes the place of the first slot.
         let slots = (drive.size() / u64::from(self.segment)).saturating_sub(1);
         if slots < SLOTS_MIN {
@@ -159,7 +229,7 @@ impl SpillDevice {
             ))
             .hint("give a larger one, or a smaller --segment"));
         }
-        Ok(slots.min(u64::from(SEGMENTS_MAX / 2)) as u32)
+        Ok(slots.min(u64::from(most)) as u32)
     }
 
     /// Whether the content of the device may be overwritten. Returns what it is, if known.

@@ -28,6 +28,7 @@ use crate::ram::store::{
     Below, Blocked, Cleaned, ReadAgain, Session, Spilled, Stopped, Version, Why,
 };
 use crate::sync::atomic::Ordering;
+use std::sync::Arc;
 
 /// A block could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,9 +45,9 @@ impl Ram {
         self.lower().map(|lower| lower.spill.counts())
     }
 
-    /// The failures of the spill device.
-    pub fn spill_failures(&self) -> Option<&Failures> {
-        self.lower().and_then(|lower| lower.spill.failures())
+    /// What `look` makes of the failures of the spill device.
+    pub fn spill_failures<T>(&self, look: impl FnOnce(&Failures) -> T) -> Option<T> {
+        self.lower().and_then(|lower| lower.spill.failures().map(look))
     }
 
     /// Whether the last write to the spill device failed.
@@ -127,7 +128,8 @@ impl Ram {
     }
 
     fn bring(&self, below: &Below) -> bool {
-        let Some(lower) = self.lower() else { return false };
+        // Without slots, the record is in memory by now.
+        let Some(lower) = self.lower() else { return !self.spills() };
         let bring = |below: &Below| {
             let read = |from, window: &mut [u8]| lower.spill.read(below.slot, from, window).is_ok();
             self.store().bring(below, read)
@@ -140,7 +142,7 @@ impl Ram {
 
     /// Looks what the stream of a read, if it is one, will want next, and has it brought.
     fn look_ahead(&self, session: &Session, first: u64, count: u64) {
-        if self.lower().is_some() {
+        if self.spills() {
             self.store().look_ahead(session, first, count);
             self.wake_for_ahead();
         }
@@ -148,8 +150,8 @@ impl Ram {
 
     /// Brings a part of a slot that a stream will want next. `false` when there is none.
     pub fn read_ahead(&self) -> bool {
-        let Some(lower) = self.lower() else { return false };
         let Some(below) = self.store().next_ahead() else { return false };
+        let Some(lower) = self.lower() else { return false };
         // Where this fails, the read that wants the part tries again and tells.
         let read = |from, window: &mut [u8]| lower.spill.read(below.slot, from, window).is_ok();
         self.store().bring_ahead(&below, read);
@@ -187,26 +189,27 @@ impl Ram {
     pub(super) fn demote_one(&self, session: &Session, who: Taker) -> bool {
         let Some(lower) = self.lower().filter(|lower| lower.spill.takes()) else { return false };
         let store = self.store();
+        if !store.slots().is_open() {
+            return false;
+        }
         if store.slots().free() == 0 && store.free_dead_slots() > 0 {
             self.settle();
         }
-        let Some(victim) = self.coldest(lower, session) else { return false };
-        self.take_down(lower, session, victim, who)
+        let Some(victim) = self.coldest(&lower, session) else { return false };
+        self.take_down(session, victim, who)
     }
 
     /// Spills a claimed segment, and waits for the device to have it. `false` when that fails.
-    pub(super) fn take_down(
-        &self,
-        lower: &Lower,
-        session: &Session,
-        victim: Sealed,
-        who: Taker,
-    ) -> bool {
+    pub(super) fn take_down(&self, session: &Session, victim: Sealed, who: Taker) -> bool {
         let store = self.store();
         match store.go_down(session, victim, who) {
             Spilled::Emptied => true,
             Spilled::Not => false,
             Spilled::Going(going) => {
+                let Some(lower) = self.lower() else {
+                    store.spilled(session, going, false);
+                    return false;
+                };
                 let (slot, bytes) = store.bytes_of(&going);
                 let written = lower.spill.write(slot, bytes);
                 let live = victim.end.saturating_sub(store.segments().dead_bytes(victim.segment));
@@ -254,6 +257,9 @@ impl Ram {
             Taker::Ordinary => lower.slot.try_lock(),
         };
         let Some(mut buffer) = buffer else { return false };
+        if !store.slots().is_open() || !self.lower().is_some_and(|now| Arc::ptr_eq(&now, &lower)) {
+            return false;
+        }
         let claimed = store.segments().claim_spilled(chosen.segment, chosen.sequence);
         let Some((victim, slot)) = claimed else { return true };
         let len = (victim.end as usize).next_multiple_of(ALIGN);
@@ -318,12 +324,12 @@ impl Ram {
 
     /// Whether the reserve of free memory has to be refilled.
     pub fn wants_reserve(&self) -> bool {
-        self.lower().is_some() && self.free() < self.reserve_marks().0
+        self.spills() && self.free() < self.reserve_marks().0
     }
 
     /// Whether the device takes writes now; there may still be no free slot.
     pub(super) fn can_spill(&self) -> bool {
-        self.lower().is_some_and(|lower| lower.spill.takes())
+        self.store().slots().is_open() && self.lower().is_some_and(|lower| lower.spill.takes())
     }
 
     fn reserve_marks(&self) -> (u64, u64) {

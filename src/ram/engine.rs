@@ -24,7 +24,7 @@ use crate::ram::store::segment::Sealed;
 use crate::ram::store::{Blocked, Cleaned, Session, Shape, Store, Version};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::Instant;
 
@@ -53,7 +53,8 @@ pub struct Ram {
     stalls: AtomicU64,
     no_space: AtomicU64,
     /// The spill device, if there is one.
-    lower: Option<Lower>,
+    lower: Mutex<Option<Arc<Lower>>>,
+    lost_below: AtomicU64,
     /// The thread that keeps the reserve of free memory.
     spiller: OnceLock<Thread>,
     /// The thread that reads ahead.
@@ -68,11 +69,11 @@ impl Ram {
     /// # Errors
     /// See [`Store::new`] and [`Store::recount`].
     pub fn new(memory: &Memory, shape: Shape, limit: u64) -> Result<Self> {
-        Self::above(memory, shape, limit, None)
+        Self::above(memory, shape, limit, (None, false))
     }
 
     /// The same above a spill device, whose slots keep their content if another process left the
-    /// memory.
+    /// memory. If the device of that process is gone, gives up what only it held.
     ///
     /// # Errors
     /// As [`Ram::new`].
@@ -80,20 +81,23 @@ impl Ram {
         memory: &Memory,
         shape: Shape,
         limit: u64,
-        below: Option<SpillTo>,
+        (below, gone): (Option<SpillTo>, bool),
     ) -> Result<Self> {
         debug_assert_eq!(shape.slots, below.as_ref().map_or(0, |below| below.slots));
         let store = Store::new(memory, shape, limit)?;
         if memory.is_inherited() {
-            store.recount()?;
+            store.recount(gone)?;
         }
         let session = store.session()?;
         let session_memory = session.memory();
         let zero = || AtomicU64::new(0);
-        let lower = below.map(|below| Lower::new(below, &store));
+        let gone = gone && memory.is_inherited();
+        let lost = if gone { store.give_up_slots(&session) } else { 0 };
+        let lower = below.map(|below| Arc::new(Lower::new(below, &store)));
         Ok(Self {
             store,
-            lower,
+            lower: Mutex::new(lower),
+            lost_below: AtomicU64::new(lost),
             spiller: OnceLock::new(),
             reads_ahead: OnceLock::new(),
             mempool: Mempool::default(),
@@ -108,8 +112,29 @@ impl Ram {
         })
     }
 
-    pub(super) fn lower(&self) -> Option<&Lower> {
-        self.lower.as_ref()
+    /// The spill device. A thread that has found or taken a slot asks for it afterwards: only this
+    /// one certainly has the slot.
+    pub(super) fn lower(&self) -> Option<Arc<Lower>> {
+        self.lower.lock().clone()
+    }
+
+    /// Takes another spill device, or none.
+    pub(super) fn set_lower(&self, lower: Option<Arc<Lower>>) {
+        *self.lower.lock() = lower;
+    }
+
+    /// Whether there is a spill device.
+    pub(super) fn spills(&self) -> bool {
+        self.store.slots().count() > 0
+    }
+
+    /// Blocks that were given up with a spill device so far.
+    pub fn lost_below(&self) -> u64 {
+        self.lost_below.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count_lost_below(&self, blocks: u64) {
+        self.lost_below.fetch_add(blocks, Ordering::Relaxed);
     }
 
     pub(super) fn recompression(&self) -> &Recompression {
@@ -321,7 +346,7 @@ impl Ram {
     /// Cleans or spills a segment, or frees a slot. `false` when nothing helps.
     fn make_some_room(&self, cleaner: &Session) -> bool {
         let clean = |part| self.clean_one(cleaner, Taker::Cleaner, part).is_some();
-        if self.lower.is_none() {
+        if !self.spills() {
             let seal = || self.seal_garbage() || self.seal_clusters() || self.end_clusters();
             return clean(policy::WORTH_PART) || seal();
         }
@@ -418,7 +443,7 @@ impl Ram {
     fn over(&self, permille: u64) -> bool {
         let mut payload = self.store.counters().sum().compr_data_bytes.max(0) as u64;
         let mut index = 0;
-        if let Some(lower) = &self.lower {
+        if let Some(lower) = self.lower() {
             // Of spilled data, only the index is in memory, and that cannot be cleaned.
             payload = payload.saturating_sub(lower.live());
             index = self.store.index().leaf_bytes();
@@ -449,7 +474,7 @@ impl Ram {
             self.store.frames().trim(self.store.budget(), READY_BUSY);
         }
         self.drop_empty_leaves();
-        if let Some(lower) = &self.lower {
+        if let Some(lower) = self.lower() {
             self.store.free_dead_slots();
             lower.look(&self.store);
         }
@@ -473,7 +498,7 @@ impl Ram {
         }
         let step = policy::LOWER_SEGMENTS * u64::from(self.store.segment_size());
         let mut now = before.min(bytes.max(budget.used()));
-        while self.lower.is_some() && now > bytes + step {
+        while self.spills() && now > bytes + step {
             if !self.set_limit_to(now) {
                 break; // the last one tells
             }

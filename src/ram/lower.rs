@@ -34,7 +34,7 @@ pub(super) struct Clock {
 impl Lower {
     pub(super) fn new(to: SpillTo, store: &Store) -> Self {
         let size = store.segment_size();
-        store.budget().add(u64::from(size) + size_of::<Self>() as u64);
+        store.budget().add(Self::memory(store));
         let none = Candidate {
             sealed: Sealed { segment: 0, end: 0, dead: 0, sequence: 0 },
             survey: Survey::default(),
@@ -52,6 +52,11 @@ impl Lower {
             live: AtomicU64::new(store.segments().live_below().0),
             promoted: AtomicU64::new(0),
         }
+    }
+
+    /// Bytes of memory.
+    pub(super) fn memory(store: &Store) -> u64 {
+        u64::from(store.segment_size()) + size_of::<Self>() as u64
     }
 
     /// Live bytes in slots, as of the last look.

@@ -5,6 +5,7 @@
 //! spills the coldest segments ([`SpillTo`]). [`policy`], which is pure, decides what to clean and
 //! spill.
 
+mod below;
 mod demote;
 mod engine;
 mod lower;
@@ -19,6 +20,7 @@ mod spill;
 pub mod store;
 mod write_budget;
 
+pub use below::Change;
 pub use demote::Unread;
 pub use engine::{NoSpace, Ram};
 pub use recompress::{Pass, Recompressed};

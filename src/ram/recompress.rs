@@ -61,7 +61,7 @@ impl Ram {
     /// Turns automatic recompression on or off. `false` when there is no memory for it; then
     /// nothing changes. Only a volume that may be short of memory later takes the memory at once.
     pub fn recompress_by_itself(&self, on: bool) -> bool {
-        let at_once = self.lower().is_some() || self.has_mempool();
+        let at_once = self.spills() || self.has_mempool();
         if on && at_once && !self.can_recompress() {
             return false;
         }
@@ -207,7 +207,7 @@ impl Ram {
         if store.slots().free() == 0 || self.is_short_of_frames() {
             return false;
         }
-        let Some(victim) = self.coldest(lower, session) else { return false };
+        let Some(victim) = self.coldest(&lower, session) else { return false };
         let began = Instant::now();
         let mut shrunk = false;
         if store.segments().may_shrink(victim.segment) {
@@ -221,10 +221,10 @@ impl Ram {
         }
         let full = store.filled_pack(pack);
         drop(work);
-        let mut done = shrunk || self.take_down(lower, session, victim, Taker::Ordinary);
+        let mut done = shrunk || self.take_down(session, victim, Taker::Ordinary);
         let full = full.and_then(|full| store.segments().claim(full.segment, full.sequence));
         if let Some(full) = full {
-            done |= self.take_down(lower, session, full, Taker::Ordinary);
+            done |= self.take_down(session, full, Taker::Ordinary);
         }
         done
     }

@@ -9,6 +9,7 @@ pub(crate) mod bpf;
 mod check;
 pub(crate) mod depth;
 pub mod footprint;
+pub(crate) mod fstab;
 pub mod helper;
 pub(crate) mod holders;
 pub mod job;

@@ -4,6 +4,7 @@
 //! Invariant: every thread works through its own [`Channel`] or session. Front-ends have at most
 //! [`THREADS_MAX`] of them; no thread waits for another one to free a session.
 
+mod below;
 mod channel;
 mod cleaner;
 mod io_context;
@@ -13,7 +14,9 @@ mod refill;
 mod spiller;
 mod worker_pool;
 
-use super::contract::{Channel, Device, Extent, ExtentKind, InMemory, IoError, Serving, inside};
+use super::contract::{
+    Channel, Device, Extent, ExtentKind, InMemory, IoError, Serving, SpillChange, inside,
+};
 use super::counters::{Accounts, Counters};
 use super::drives::Alarm;
 use super::front::Front;
@@ -46,8 +49,9 @@ pub const MEMORY_LAYOUT: u32 = 4;
 /// long.
 const EXTENTS_LOOK: u32 = 16 << 10;
 /// Threads that need a session of the store but serve no front-end: the cleaner, the spiller, the
-/// recompressor, the inspector, the flusher of a daemon that leaves, and the helpers.
-const OWN_THREADS: usize = 5 + worker_pool::HELPERS_MAX;
+/// recompressor, the inspector, the flusher of a daemon that leaves, a change of the spill device,
+/// and the helpers.
+const OWN_THREADS: usize = 6 + worker_pool::HELPERS_MAX;
 /// The most threads that can serve a volume at once. Each of them gets a session.
 pub const THREADS_MAX: usize = PARTICIPANTS_MAX - OWN_THREADS;
 
@@ -88,6 +92,7 @@ pub struct Volume {
     pool: OnceLock<WorkerPool>,
     orders: packer::Orders,
     precedence: Precedence,
+    below: below::Below,
 }
 
 /// The least limit, in bytes, for a device of `size` bytes with segments of `segment` bytes:
@@ -144,13 +149,26 @@ impl Volume {
         memory: &Memory,
         below: Option<SpillTo>,
     ) -> Result<Arc<Self>> {
-        let spills = below.is_some();
-        let volume = Arc::new(Self::new_over(options, memory, below)?);
+        Self::make(options, memory, (below, false)).and_then(Self::started)
+    }
+
+    /// As [`Volume::create_in`], without the spill device that another process had: what only that
+    /// held is given up.
+    ///
+    /// # Errors
+    /// As [`Volume::create_in`].
+    pub fn create_without_spill(options: &Options, memory: &Memory) -> Result<Arc<Self>> {
+        Self::make(options, memory, (None, true)).and_then(Self::started)
+    }
+
+    fn started(self) -> Result<Arc<Self>> {
+        let volume = Arc::new(self);
+        let spills = volume.ram.store().slots().count() > 0;
         volume.workers.lock().push(cleaner::start(&volume)?);
         volume.workers.lock().push(packer::start(&volume)?);
+        volume.below.begin(&volume);
         if spills {
-            volume.workers.lock().push(spiller::start(&volume)?);
-            volume.workers.lock().push(readahead::start(&volume)?);
+            volume.start_spilling()?;
         }
         volume.workers.lock().push(refill::start(&volume)?);
         if let Some(pool) = WorkerPool::start(&volume)? {
@@ -181,6 +199,14 @@ impl Volume {
     /// # Errors
     /// As [`Volume::create_in`].
     pub fn new_over(options: &Options, memory: &Memory, below: Option<SpillTo>) -> Result<Self> {
+        Self::make(options, memory, (below, false))
+    }
+
+    fn make(
+        options: &Options,
+        memory: &Memory,
+        (below, gone): (Option<SpillTo>, bool),
+    ) -> Result<Self> {
         check(options)?;
         let least = min_ram_limit_above(options.size, options.segment);
         if below.is_some() && options.ram_limit < least && !cfg!(shuttle) {
@@ -195,7 +221,7 @@ impl Volume {
             algorithm: options.algorithm,
         };
         let limit = options.ram_limit.min(shape.ram_limit_max());
-        let ram = Ram::above(memory, shape, limit, below)?;
+        let ram = Ram::above(memory, shape, limit, (below, gone))?;
         if options.lock_memory {
             ram.store().lock_memory()?;
         }
@@ -212,6 +238,7 @@ impl Volume {
             pool: OnceLock::new(),
             orders: packer::Orders::default(),
             precedence: Precedence::default(),
+            below: below::Below::default(),
         })
     }
 
@@ -264,10 +291,10 @@ impl Volume {
     }
 
     fn least_limit(&self, size: u64) -> u64 {
-        let shape = self.ram.store().shape();
-        match shape.slots {
-            0 => min_ram_limit(size, shape.segment),
-            _ => min_ram_limit_above(size, shape.segment),
+        let store = self.ram.store();
+        match store.slots().count() {
+            0 => min_ram_limit(size, store.segment_size()),
+            _ => min_ram_limit_above(size, store.segment_size()),
         }
     }
 
@@ -378,7 +405,7 @@ impl Volume {
     fn with_spill(&self, stats: Stats) -> Stats {
         let (ram, store) = (&self.ram, self.ram.store());
         let Some(counts) = ram.spill_counts() else { return stats };
-        let failing = |failures| super::drives::failing(Role::Spill, failures);
+        let failing = ram.spill_failures(|failures| super::drives::failing(Role::Spill, failures));
         let (slots, (bytes, blocks)) = (store.slots(), store.segments().live_below());
         Stats {
             spill_device_reads: counts.reads,
@@ -395,7 +422,7 @@ impl Volume {
             spill_promoted_blocks: ram.promoted(),
             spill_errors: counts.errors,
             spill_failed: ram.spill_failed(),
-            drives: ram.spill_failures().and_then(failing).into_iter().collect(),
+            drives: failing.flatten().into_iter().collect(),
             ..stats
         }
     }
@@ -574,9 +601,8 @@ impl Serving for Volume {
     }
 
     fn heed(&self, alarm: &Alarm) {
-        if let Some(failures) = self.ram.spill_failures() {
-            super::drives::heed(failures, alarm);
-        }
+        self.below.heed(alarm);
+        self.ram.spill_failures(|failures| super::drives::heed(failures, alarm));
     }
 
     fn close(&self) -> Result<()> {
@@ -643,6 +669,10 @@ impl InMemory for Volume {
             let _turn = self.turn();
             self.ram.store().drop_freed(session, word);
         }
+    }
+
+    fn change_spill(&self, change: SpillChange<'_>) -> Result<u64> {
+        self.change_spill(change)
     }
 
     fn disown(&self) {

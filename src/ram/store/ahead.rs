@@ -198,7 +198,7 @@ impl Store {
     /// Has `read` fill a window with a part that was asked for; waits for the device. Does nothing
     /// where the part is there or on its way, its stream has passed, or every window is in use.
     pub fn bring_ahead(&self, below: &Below, read: impl FnOnce(u32, &mut [u8]) -> bool) {
-        if let Some(windows) = &self.windows {
+        if let Some(windows) = self.windows.get() {
             windows.fill_ahead(&below.order, || self.ahead.is_before(below.block), read);
         }
     }
@@ -206,7 +206,7 @@ impl Store {
     /// Notes that the blocks from `first` on were read, and asks for what their stream, if it is
     /// one, will want next of slots.
     pub fn look_ahead(&self, session: &Session, first: u64, count: u64) {
-        let Some(windows) = &self.windows else { return };
+        let Some(windows) = self.windows.get().filter(|_| self.slots.count() > 0) else { return };
         // Many threads that read single blocks do not wait for each other: a stream of those bears
         // that some are not noted.
         let streams = &self.ahead.streams;

@@ -57,7 +57,7 @@ pub enum Home {
     Same(u32),
     /// The block is in a record, alone or as one of a cluster.
     Record(Location),
-    /// No version of ztier writes such an entry: memory was damaged.
+    /// The block was lost with its spill device ([`Entry::LOST`]), or memory was damaged.
     Damaged,
 }
 
@@ -96,6 +96,8 @@ impl Entry {
     pub const HOLE: Self = Self(0);
     /// A block of written zeros.
     pub const ZERO: Self = Self::same(0);
+    /// A block that was only on a spill device that was given up: reading it fails.
+    pub const LOST: Self = Self(1);
 
     /// A block that repeats one 4-byte word.
     pub const fn same(word: u32) -> Self {

@@ -91,7 +91,7 @@ pub struct Shape {
     pub segment: u32,
     /// The most frames that can be in use at once.
     pub frames: u32,
-    /// Slots of the spill device; 0 without one.
+    /// Slots of the spill device at first; 0 without one.
     pub slots: u32,
     /// How blocks are compressed.
     pub algorithm: Algorithm,
@@ -112,8 +112,8 @@ pub struct Store {
     segments: Segments,
     frames: Frames,
     slots: Slots,
-    /// Parts of slots that were read; `None` without slots.
-    windows: Option<Windows>,
+    /// Parts of slots that were read; made with the first slots.
+    windows: OnceLock<Windows>,
     ahead: Ahead,
     log: LogBuffer,
     epochs: Epochs,
@@ -166,26 +166,39 @@ impl Store {
         budget.add((epochs.memory() + STRIPES * size_of::<Stripe>()) as u64);
         let slots = Slots::new(shape.slots);
         budget.add(slots.memory());
-        let windows = (shape.slots > 0).then(|| Windows::new(shape.segment, limit));
-        budget.add(windows.as_ref().map_or(0, Windows::memory) as u64);
-        Ok(Self {
+        let segments = Segments::new(memory, shape.frames, shape.slots)?;
+        let rows = segments.rows() as usize;
+        let store = Self {
             shape,
             index: Index::new(memory, shape.blocks_max)?,
-            segments: Segments::new(memory, shape.frames, shape.slots)?,
+            segments,
             frames: Frames::new(memory, shape.frames, shape.segment)?,
             slots,
-            windows,
+            windows: OnceLock::new(),
             ahead: Ahead::default(),
             log: LogBuffer::new(shape.segment),
             epochs,
             counters: CounterSet::default(),
             stripes,
-            retired: Mutex::new(Retired::new((shape.frames + shape.slots) as usize)),
+            retired: Mutex::new(Retired::new(rows)),
             rolling: Mutex::new(()),
             clusters: OnceLock::new(),
             watching: AtomicBool::new(false),
             budget,
-        })
+        };
+        if shape.slots > 0 {
+            store.make_windows();
+        }
+        Ok(store)
+    }
+
+    /// Makes the windows for reads of slots, if there are none yet.
+    fn make_windows(&self) {
+        self.windows.get_or_init(|| {
+            let windows = Windows::new(self.shape.segment, self.budget.limit());
+            self.budget.add(windows.memory() as u64);
+            windows
+        });
     }
 
     /// Keeps all memory of the store resident.
@@ -204,7 +217,8 @@ impl Store {
     /// # Errors
     /// The limit is too low for that, or the machine has no memory.
     pub fn keep_tables(&self, blocks: u64) -> Result<()> {
-        self.segments.populate().context("no memory for the table of segments")?;
+        let rows = self.segments.populate(self.slots.count());
+        rows.context("no memory for the table of segments")?;
         self.index.keep_all(blocks, &self.budget).map_err(|index::NoMemory| {
             let bytes = blocks.div_ceil(index::LEAF) * crate::media::PAGE as u64;
             Error::failure(format!("no room for an index of {bytes} bytes"))
@@ -308,7 +322,7 @@ impl Store {
     }
 
     fn watches_reads(&self) -> bool {
-        self.shape.slots > 0 || self.watching.load(Ordering::Relaxed)
+        self.slots.count() > 0 || self.watching.load(Ordering::Relaxed)
     }
 
     fn stripe(&self, block: u64) -> MutexGuard<'_, Option<FreedBits>> {
@@ -338,7 +352,7 @@ mod tests {
         let used = store.budget().used();
         for _ in 0..2 {
             let refused = store.session().map(drop).unwrap_err().to_string();
-            let says = "more than 264 threads use this volume at once; use fewer connections";
+            let says = "more than 265 threads use this volume at once; use fewer connections";
             assert_eq!(refused, says);
         }
         assert_eq!(store.budget().used(), used, "a refusal costs nothing");

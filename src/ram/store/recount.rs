@@ -39,12 +39,16 @@ struct Live {
 
 impl Store {
     /// Restores the counts and lists of a store over the memory of another process. Call this
-    /// first.
+    /// first. If its spill device is `gone`, [`Store::give_up_slots`] follows.
     ///
     /// # Errors
     /// When the memory contradicts itself.
-    pub fn recount(&self) -> Result<()> {
-        let left = self.segments.left()?;
+    pub fn recount(&self, gone: bool) -> Result<()> {
+        let spills = self.slots.count() > 0;
+        if gone {
+            self.slots.replace(self.segments.slots_max());
+        }
+        let left = self.segments.left(self.slots.count())?;
         let mut live = vec![Live::default(); left.len()];
         let (mut counts, mut clusters) = (Counts::default(), false);
         self.index.recount(&self.budget, |_, entry| {
@@ -70,7 +74,6 @@ impl Store {
             (bytes, records)
         };
         // Only segments that may be spilled need the number of their records.
-        let spills = self.slots.count() > 0;
         let all = |segment: u32| match self.segments.sealed(segment).filter(|_| spills) {
             Some(sealed) => self.records(sealed).len() as u32,
             None => 0,

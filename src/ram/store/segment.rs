@@ -54,6 +54,10 @@ const TRIED: u64 = 2;
 /// In words with two numbers: the shift of the count.
 const COUNT_SHIFT: u32 = 32;
 
+/// Rows for the slots of a device that the volume may get later. Address space, not memory.
+/// Rows for slots are a multiple of it, which tells a table of another volume.
+const SPARE: u32 = if cfg!(shuttle) { 1 } else { 1 << 16 };
+
 /// Bytes of the table for one segment.
 pub const BYTES_PER_SEGMENT: usize = STRIDE * 8;
 
@@ -64,7 +68,7 @@ pub struct Segments {
     ids: Mutex<Ids>,
     next_sequence: AtomicU64,
     frames: u32,
-    slots: u32,
+    rows: u32,
 }
 
 #[derive(Debug, Default)]
@@ -113,30 +117,64 @@ pub(super) struct Left {
     pub settled: bool,
 }
 
+/// The rows of a new table.
+fn rows_for(frames: u32, slots: u32) -> u32 {
+    let slots = slots.max(1).next_multiple_of(SPARE);
+    frames.saturating_add(slots).min(SEGMENTS_MAX)
+}
+
+/// The rows of a table that was taken over and has this many, if it can be this volume's.
+fn rows_left(rows: u32, (frames, slots): (u32, u32)) -> u32 {
+    let is_own = rows == frames.saturating_add(slots) || is_spare(rows, frames);
+    if is_own { rows } else { rows_for(frames, slots) }
+}
+
+/// Whether a table has rows for other slots.
+fn is_spare(rows: u32, frames: u32) -> bool {
+    let slots = rows.saturating_sub(frames);
+    rows == SEGMENTS_MAX || slots > 0 && slots.is_multiple_of(SPARE)
+}
+
 /// The value of [`CLAIMED`] for an unclaimed segment of this sequence.
 fn generation(sequence: u64) -> u64 {
     sequence << 1
 }
 
 impl Segments {
-    /// A table with a row for each of `frames` and `slots`.
+    /// A table with a row for each of `frames` and `slots`, and spare ones; or with as many rows as
+    /// another process left.
     ///
     /// # Errors
     /// See [`Words::new`].
     pub fn new(memory: &Memory, frames: u32, slots: u32) -> Result<Self> {
-        let count = frames as usize + slots as usize;
+        let rows = match memory.len_of("segments")? {
+            Some(bytes) => rows_left((bytes / BYTES_PER_SEGMENT as u64) as u32, (frames, slots)),
+            None => rows_for(frames, slots),
+        };
+        let count = rows as usize;
         Ok(Self {
             words: Words::new(memory, "segments", count * STRIDE)?,
             // Room for all numbers: memory may be short when a segment is freed.
             ids: Mutex::new(Ids { free: Vec::with_capacity(count), fresh: 0 }),
             next_sequence: AtomicU64::new(1),
             frames,
-            slots,
+            rows,
         })
     }
 
-    fn count(&self) -> u32 {
-        self.frames + self.slots
+    /// The most segments that can be in use.
+    pub fn rows(&self) -> u32 {
+        self.rows
+    }
+
+    /// Whether the number of slots may change: not in the table of an older ztier.
+    pub fn may_change(&self) -> bool {
+        is_spare(self.rows, self.frames)
+    }
+
+    /// The most slots that a spill device can have.
+    pub fn slots_max(&self) -> u32 {
+        self.rows.saturating_sub(self.frames)
     }
 
     /// See [`Words::lock`].
@@ -147,12 +185,14 @@ impl Segments {
         self.words.lock()
     }
 
-    /// Makes the whole table present, so that no change of it needs memory any more.
+    /// Makes present what the table needs with `slots` slots, so that no change of it needs memory
+    /// any more.
     ///
     /// # Errors
     /// See [`crate::media::Arena::populate`].
-    pub fn populate(&self) -> rustix::io::Result<()> {
-        self.words.populate(0..self.count() as usize * STRIDE)
+    pub fn populate(&self, slots: u32) -> rustix::io::Result<()> {
+        let rows = self.frames.saturating_add(slots).min(self.rows);
+        self.words.populate(0..rows as usize * STRIDE)
     }
 
     /// Segments below this number were used at some time, the others never.
@@ -168,7 +208,7 @@ impl Segments {
 
     /// Whether the table has such a segment: a damaged entry may name one beyond its end.
     pub fn has(&self, segment: u32) -> bool {
-        segment < self.count()
+        segment < self.rows
     }
 
     fn word(&self, segment: u32, what: usize) -> &AtomicU64 {
@@ -182,7 +222,7 @@ impl Segments {
             let mut ids = self.ids.lock();
             match ids.free.pop() {
                 Some(id) => (id, false),
-                None if ids.fresh < self.count().min(SEGMENTS_MAX) => {
+                None if ids.fresh < self.rows.min(SEGMENTS_MAX) => {
                     ids.fresh += 1;
                     (ids.fresh - 1, true)
                 }
@@ -383,6 +423,31 @@ impl Segments {
         })
     }
 
+    /// Claims the first segment in a slot from number `first` on, even one that was set aside; also
+    /// returns its slot.
+    pub fn claim_below(&self, first: u32) -> Option<(Sealed, u32)> {
+        let below = |segment: u32| {
+            let end = self.word(segment, END).load(Ordering::Acquire) as u32;
+            let Some(Place::Slot(slot)) = self.place(segment).filter(|_| end != 0) else {
+                return None;
+            };
+            let (dead, sequence) = (self.dead_bytes(segment), self.sequence(segment));
+            Some((Sealed { segment, end, dead, sequence }, slot))
+        };
+        (first..self.used()).find_map(|segment| {
+            let before = self.word(segment, CLAIMED).load(Ordering::Acquire);
+            let is_free = before & 1 == 0 && below(segment).is_some();
+            if !is_free || !self.set_claim(segment, before) {
+                return None;
+            }
+            let claimed = below(segment);
+            if claimed.is_none() {
+                self.unclaim(segment);
+            }
+            claimed
+        })
+    }
+
     /// Live bytes and live records in all slots.
     pub fn live_below(&self) -> (u64, u64) {
         let live = |segment: u32| {
@@ -417,16 +482,16 @@ impl Segments {
     }
 
     /// The place of each segment that another process ever used, in order of number; `None` if
-    /// free.
+    /// free. There are `most` slots at most.
     ///
     /// # Errors
     /// When rows contradict each other.
-    pub(super) fn left(&self) -> Result<Vec<Option<Left>>> {
+    pub(super) fn left(&self, most: u32) -> Result<Vec<Option<Left>>> {
         let rows = self.words.present().map(|words| words.end.div_ceil(STRIDE)).max().unwrap_or(0);
         let used = (0..rows as u32).rev().find(|s| self.sequence(*s) != 0).map_or(0, |s| s + 1);
         let (mut frames, mut slots) = (HashSet::new(), HashSet::new());
         let mut left = Vec::with_capacity(used as usize);
-        for segment in 0..used.min(self.count()) {
+        for segment in 0..used.min(self.rows) {
             let end = self.word(segment, END).load(Ordering::Relaxed);
             let filled = self.word(segment, FILLED).load(Ordering::Relaxed);
             let settled = end != 0 && (filled == end || filled == u64::MAX);
@@ -434,7 +499,7 @@ impl Segments {
             let (what, is_possible) = match place {
                 None => ("", true),
                 Some(Place::Frame(frame)) => ("frame", frame < self.frames && frames.insert(frame)),
-                Some(Place::Slot(slot)) => ("slot", slot < self.slots && slots.insert(slot)),
+                Some(Place::Slot(slot)) => ("slot", slot < most && slots.insert(slot)),
             };
             if !is_possible {
                 return Err(Error::would_lose(format!(

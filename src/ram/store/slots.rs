@@ -9,6 +9,7 @@
 //! would be gone by now, and would have evicted what is read next.
 //!
 //! Invariant: a slot is free, or taken by a thread that writes to it, or named by one segment.
+//! While slots are closed, none is taken: their device is about to be replaced, or to go.
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -23,9 +24,7 @@ const ROUND: u16 = 1 << 15;
 #[derive(Debug)]
 pub struct Slots {
     free: Mutex<Free>,
-    /// Times of the last two visits of each slot: the last in the high half, the one before in the
-    /// low half. 0: never.
-    visits: Box<[AtomicU32]>,
+    count: AtomicU32,
     /// Bytes that were spilled or read back so far.
     turned: AtomicU64,
 }
@@ -39,6 +38,13 @@ struct Free {
     count: u32,
     /// The slot after the one taken last.
     next: u32,
+    /// Slots that a thread writes to.
+    going: u32,
+    /// Whether none is given out.
+    closed: bool,
+    /// Times of the last two visits of each slot: the last in the high half, the one before in the
+    /// low half. 0: never.
+    visits: Box<[u32]>,
 }
 
 impl Free {
@@ -47,11 +53,15 @@ impl Free {
         if let Some(last) = words.last_mut() {
             *last >>= 63 - (count - 1) % 64;
         }
-        Self { words: words.into(), count, next: 0 }
+        let visits = vec![0; count as usize].into();
+        Self { words: words.into(), count, next: 0, going: 0, closed: false, visits }
     }
 
     /// The first free slot from `next` on, or from the beginning.
     fn take(&mut self) -> Option<u32> {
+        if self.closed {
+            return None;
+        }
         let first = self.next as usize / 64;
         let here = *self.words.get(first)? & u64::MAX << (self.next % 64);
         let words = self.words.len();
@@ -64,6 +74,7 @@ impl Free {
         let bit = bits.trailing_zeros();
         self.words[word] &= !(1 << bit);
         self.count -= 1;
+        self.going += 1;
         let slot = word as u32 * 64 + bit;
         self.next = (slot + 1) % (words as u32 * 64);
         Some(slot)
@@ -85,9 +96,41 @@ impl Slots {
     pub(super) fn new(count: u32) -> Self {
         Self {
             free: Mutex::new(Free::new(count)),
-            visits: (0..count).map(|_| AtomicU32::new(0)).collect(),
+            count: AtomicU32::new(count),
             turned: AtomicU64::new(0),
         }
+    }
+
+    /// Gives out no slot any more, or again.
+    pub fn close(&self, closed: bool) {
+        self.free.lock().closed = closed;
+    }
+
+    /// Whether slots are given out, as long as some are free.
+    pub fn is_open(&self) -> bool {
+        !self.free.lock().closed
+    }
+
+    /// Whether a thread writes to a slot.
+    pub fn is_written(&self) -> bool {
+        self.free.lock().going > 0
+    }
+
+    /// Has `count` free slots from now on, unless a slot is taken: then nothing changes. Returns
+    /// whether it has.
+    pub(super) fn replace(&self, count: u32) -> bool {
+        let mut free = self.free.lock();
+        let is_free = free.count == self.count();
+        if is_free {
+            *free = Free::new(count);
+            self.count.store(count, Ordering::Release);
+        }
+        is_free
+    }
+
+    /// Notes that a thread has written to a slot that it took, or failed to.
+    pub(super) fn written(&self) {
+        self.free.lock().going -= 1;
     }
 
     /// Takes over the slots that another process had taken.
@@ -103,13 +146,17 @@ impl Slots {
 
     /// Bytes of memory that the lists take.
     pub fn memory(&self) -> u64 {
-        u64::from(self.count()) * size_of::<AtomicU32>() as u64
-            + u64::from(self.count()).div_ceil(8)
+        Self::memory_of(self.count())
+    }
+
+    /// Bytes of memory that the lists of `count` slots take.
+    pub(super) fn memory_of(count: u32) -> u64 {
+        u64::from(count) * size_of::<u32>() as u64 + u64::from(count).div_ceil(8)
     }
 
     /// How many slots there are.
     pub fn count(&self) -> u32 {
-        self.visits.len() as u32
+        self.count.load(Ordering::Acquire)
     }
 
     /// How many are free.
@@ -125,7 +172,7 @@ impl Slots {
     /// Gives a slot back.
     pub fn give(&self, slot: u32) {
         let mut free = self.free.lock();
-        self.visits[slot as usize].store(0, Ordering::Relaxed);
+        free.visits[slot as usize] = 0;
         free.give(slot);
     }
 
@@ -141,11 +188,12 @@ impl Slots {
         let turned = self.turned.fetch_add(u64::from(bytes), Ordering::Relaxed);
         // 0 means never. The clock wraps, so a visit a whole round ago may count as recent.
         let now = (turned / (memory / 4).max(1)) as u16 | ROUND;
-        let visits = &self.visits[slot as usize];
-        let (last, before) = halves(visits.load(Ordering::Relaxed));
+        let mut free = self.free.lock();
+        // The device may have gone since the reader looked.
+        let Some(visits) = free.visits.get_mut(slot as usize) else { return true };
+        let (last, before) = halves(*visits);
         let before = if last == now { before } else { last };
-        // Two concurrent calls may count as one, which is good enough.
-        visits.store(u32::from(now) << 16 | u32::from(before), Ordering::Relaxed);
+        *visits = u32::from(now) << 16 | u32::from(before);
         before == 0 || now.wrapping_sub(before) & !ROUND <= SOON
     }
 }

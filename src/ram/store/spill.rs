@@ -18,12 +18,13 @@
 //! the window it fills, which all other readers skip.
 
 use super::clean::Cleaned;
-use super::format::{Entry, HEADER, Location};
+use super::format::{Entry, HEADER, Home, Location};
 use super::planted::{Bug, on};
 use super::read::Why;
 use super::records::{Records, Which};
 use super::segment::Sealed;
 use super::session::ReadAgain;
+use super::slots::Slots;
 use super::window::{Below, Windows};
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
@@ -72,7 +73,7 @@ impl Store {
         slot: u32,
         out: &mut [u8; BLOCK_SIZE],
     ) -> Result<(), Why> {
-        let Some(windows) = &self.windows else { return Err(Why::Damaged) };
+        let Some(windows) = self.windows.get() else { return Err(Why::Damaged) };
         let sequence = self.segments.sequence(at.segment);
         let Session { codec, again, .. } = session;
         let name = self.window_name(at.segment);
@@ -104,12 +105,12 @@ impl Store {
     /// `false` if that fails.
     pub fn bring(&self, below: &Below, read: impl FnOnce(u32, &mut [u8]) -> bool) -> bool {
         let fill = |windows: &Windows| windows.fill(&below.order, read);
-        self.windows.as_ref().is_some_and(fill)
+        self.windows.get().is_some_and(fill)
     }
 
     /// Notes how many bytes the spill device reads in the time of a seek.
     pub fn note_seek(&self, bytes: u32) {
-        if let Some(windows) = &self.windows {
+        if let Some(windows) = self.windows.get() {
             windows.note_seek(bytes);
         }
     }
@@ -118,7 +119,7 @@ impl Store {
     ///
     /// [`Windows::fit`]: super::window::Windows::fit
     pub fn fit_windows(&self, limit: u64) {
-        if let Some(windows) = &self.windows {
+        if let Some(windows) = self.windows.get().filter(|_| self.slots.count() > 0) {
             let take = |bytes| self.budget.take(bytes, Taker::Ordinary);
             self.budget.give(windows.fit(limit, take));
         }
@@ -205,6 +206,7 @@ impl Store {
         } else {
             self.slots.give(slot);
         }
+        self.slots.written();
         self.segments.unclaim(victim.segment);
     }
 
@@ -223,6 +225,84 @@ impl Store {
             freed += 1;
         }
         freed
+    }
+
+    /// Has `count` free slots from now on. `false`, and nothing changes, while a slot is taken.
+    pub fn set_slots(&self, count: u32) -> bool {
+        let before = self.slots.memory();
+        if !self.slots.replace(count) {
+            return false;
+        }
+        self.budget.give(before);
+        self.budget.add(self.slots.memory());
+        match (count, self.windows.get()) {
+            (0, None) => {}
+            (0, Some(windows)) => self.budget.give(windows.fit(0, |_| false)),
+            _ => {
+                self.make_windows();
+                self.fit_windows(self.budget.limit());
+            }
+        }
+        true
+    }
+
+    /// Gives up the blocks whose records are in segments that `is_gone` names: reading them fails
+    /// until they are written or discarded. Returns their number.
+    pub fn lose(&self, session: &Session, is_gone: impl Fn(u32) -> bool) -> u64 {
+        let mut lost = 0;
+        self.index.each_present(|block, entry| {
+            if matches!(entry.home(), Home::Record(at) if is_gone(at.segment)) {
+                lost += u64::from(self.lose_block(session, block, &is_gone));
+            }
+        });
+        lost
+    }
+
+    /// Gives up all that memory that was taken over has on a spill device, which the volume has no
+    /// more. Returns the number of blocks.
+    pub fn give_up_slots(&self, session: &Session) -> u64 {
+        if self.slots.replace(0) {
+            return 0;
+        }
+        let lost = self.lose(session, |segment| self.segments.slot(segment).is_some());
+        self.free_dead_slots();
+        self.epochs.wait();
+        self.collect();
+        self.slots.replace(0);
+        lost
+    }
+
+    /// Bytes of memory that `slots` slots take, with the windows for reading them.
+    pub fn slots_memory(&self, slots: u32) -> u64 {
+        let has_windows = self.windows.get().is_some();
+        let windows = Windows::bytes(self.shape.segment, self.budget.limit());
+        Slots::memory_of(slots) + if has_windows { 0 } else { windows }
+    }
+
+    /// The number of blocks whose records are in segments that `is_gone` names.
+    pub fn blocks_in(&self, is_gone: impl Fn(u32) -> bool) -> u64 {
+        let mut blocks = 0;
+        self.index.each_present(|_, entry| {
+            blocks += u64::from(matches!(entry.home(), Home::Record(at) if is_gone(at.segment)));
+        });
+        blocks
+    }
+
+    fn lose_block(&self, session: &Session, block: u64, is_gone: impl Fn(u32) -> bool) -> bool {
+        let _pin = session.pin(self);
+        let Some(leaf) = self.index.retain_present(block) else { return false };
+        let guard = self.stripe(block);
+        let now = self.index.load(block).home();
+        let goes = matches!(now, Home::Record(at) if is_gone(at.segment));
+        if goes {
+            let mut counts = Counts::default();
+            self.index.swap(&leaf, block, Entry::LOST);
+            self.account(&mut counts, now, Entry::LOST.home());
+            session.count(&counts);
+        }
+        drop(guard);
+        self.index.release(&leaf, 0);
+        goes
     }
 
     /// Empties a spilled segment that the caller has claimed, with its bytes: live records are

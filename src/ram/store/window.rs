@@ -158,8 +158,7 @@ impl Below {
 impl Windows {
     /// Empty windows for slots of `segment` bytes, below a `limit` on memory.
     pub(super) fn new(segment: u32, limit: u64) -> Self {
-        // A record that begins in one page and ends in another needs both.
-        let most = MOST.min(segment).max(2 * LEAST) as usize;
+        let most = most(segment);
         let sizes = sizes((limit / PART) as usize, 2 * LEAST as usize..most);
         let shared = |len: &usize| Shared {
             window: Mutex::new(Window::new(*len)),
@@ -172,6 +171,12 @@ impl Windows {
         let clock = AtomicU64::new(1);
         let (choosing, seek) = (Mutex::new(()), AtomicU32::new(0));
         Self { windows, room, most, largest, clock, choosing, seek }
+    }
+
+    /// Bytes of memory that windows like these take.
+    pub(super) fn bytes(segment: u32, limit: u64) -> u64 {
+        let sizes = sizes((limit / PART) as usize, 2 * LEAST as usize..most(segment));
+        sizes.iter().sum::<usize>() as u64
     }
 
     /// Notes how many bytes the device reads in the time of a seek.
@@ -382,6 +387,12 @@ struct Chosen<'a> {
 fn fitting(range: &Range<u32>, needed: &Range<u32>, room: u32) -> Range<u32> {
     let start = if needed.end - range.start <= room { range.start } else { needed.start };
     start..range.end.min(start + room)
+}
+
+/// The largest window for slots of `segment` bytes, in bytes.
+fn most(segment: u32) -> usize {
+    // A record that begins in one page and ends in another needs both.
+    MOST.min(segment).max(2 * LEAST) as usize
 }
 
 /// Sizes of the windows in bytes, in `range` and all the same, about `all` together. Windows that

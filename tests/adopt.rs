@@ -1,0 +1,228 @@
+//! `ztier adopt`: a volume comes before a disk with a file system in use; a step that fails undoes
+//! those before it; what can't be is refused with the reason.
+//!
+//! Needs root, loop devices and FUSE; where these are missing every test prints `skipped:` and the
+//! reason.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod support {
+    pub mod loops;
+    pub mod sandbox;
+    pub mod shell;
+}
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::loops::{Loop, lacks_loops};
+use support::sandbox::{Done, Sandbox, finish};
+use support::shell::{ok, try_unmount, unmount};
+
+/// A mounted disk, its table of file systems, and a log's drive.
+struct Rig {
+    sandbox: Sandbox,
+    name: String,
+    point: PathBuf,
+    fstab: PathBuf,
+    text: String,
+    log: String,
+    /// Programs that come before those of the machine.
+    bin: PathBuf,
+    disk: Loop,
+}
+
+impl Rig {
+    fn new() -> Option<Self> {
+        if lacks_loops(&["mkfs.ext4", "mount", "umount", "blkid"]) {
+            return None;
+        }
+        if let Err(why) = ztier::export::fuse::available(true) {
+            println!("skipped: {why}");
+            return None;
+        }
+        let sandbox = Sandbox::new();
+        let make = |name: &str, mib: u64| {
+            let path = sandbox.path().join(name);
+            File::create(&path).unwrap().set_len(mib << 20).unwrap();
+            path
+        };
+        let (image, log) = (make("image", 64), make("log", 32));
+        ok(60, "mkfs.ext4", &["-q", "-U", UUID, image.to_str().unwrap()]);
+        let disk = Loop::on(&image, &[]);
+        let [point, bin] = ["data", "bin"].map(|name| sandbox.path().join(name));
+        fs::create_dir(&point).unwrap();
+        fs::create_dir(&bin).unwrap();
+        ok(20, "mount", &[disk.path(), point.to_str().unwrap()]);
+        fs::write(point.join("file"), "what is on it").unwrap();
+        let fstab = sandbox.path().join("fstab");
+        let text = format!(
+            "# disks\ntmpfs /tmp tmpfs\nUUID={UUID}  {} ext4\tnoatime 0 2\n",
+            point.display()
+        );
+        fs::write(&fstab, &text).unwrap();
+        let name = sandbox.device_name("adopt");
+        let log = log.to_str().unwrap().to_owned();
+        Some(Self { sandbox, name, point, fstab, text, log, bin, disk })
+    }
+
+    fn adopt(&self, more: &[&str]) -> Done {
+        let fixed = ["adopt", self.disk.path(), "--name", &self.name, "--fstab"];
+        let fstab = self.fstab.to_str().unwrap();
+        let mut command =
+            self.sandbox.command(&[&fixed[..], &[fstab, "--log", &self.log], more].concat());
+        let path = format!("{}:{}", self.bin.display(), std::env::var("PATH").unwrap());
+        command.env("PATH", path);
+        finish(command)
+    }
+
+    /// Puts a program before that of the machine.
+    fn program(&self, name: &str, script: &str) {
+        let path = self.bin.join(name);
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// What is mounted there, as the kernel says.
+    fn source(&self) -> Option<String> {
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let on = |line: &&str| line.split(' ').nth(1) == self.point.to_str();
+        mounts.lines().rfind(on).map(|line| line.split(' ').next().unwrap().to_owned())
+    }
+
+    /// The volume's device, without links.
+    fn device(&self) -> PathBuf {
+        fs::canonicalize(format!("/dev/ztier/{}", self.name)).unwrap()
+    }
+
+    /// It fails, after remarks about steps before that.
+    fn fails(&self, says: &[&str]) {
+        let done = self.adopt(&["--apply"]);
+        let told = done.err.lines().last().unwrap_or_default();
+        assert!(done.status == 1 && says.iter().all(|part| told.contains(part)), "{done:?}");
+    }
+
+    fn is_as_before(&self) {
+        assert!(!self.sandbox.path().join("fstab.before-ztier").exists());
+        assert_eq!(fs::read_to_string(&self.fstab).unwrap(), self.text);
+        assert_eq!(self.source().as_deref(), Some(self.disk.path()));
+        assert_eq!(fs::read_to_string(self.point.join("file")).unwrap(), "what is on it");
+        assert!(!self.sandbox.config_dir().join(format!("{}.toml", self.name)).exists());
+        assert!(!Path::new("/dev/ztier").join(&self.name).exists());
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        // Also after a failed test.
+        let _ = try_unmount(self.point.to_str().unwrap());
+        self.sandbox.ztier(&["forget", &self.name]);
+    }
+}
+
+const UUID: &str = "5b1c7c86-6c1e-4d0c-9d2a-3f9d4e5a6b7c";
+
+#[test]
+fn a_mounted_disk_gets_a_log_and_its_line_changes() {
+    let Some(rig) = Rig::new() else { return };
+    rig.program("systemctl", "exit 0");
+    let told = rig.adopt(&[]).ok();
+    let device = format!("/dev/ztier/{}", rig.name);
+    let (point, fstab) = (rig.point.display().to_string(), rig.fstab.display().to_string());
+    for part in [
+        format!("1. umount {point}\n"),
+        format!(
+            "2. ztier up {} --backing {} --log {} --enable\n",
+            rig.name,
+            rig.disk.path(),
+            rig.log
+        ),
+        format!("3. in {fstab}\n   - UUID={UUID}  {point} ext4\tnoatime 0 2\n"),
+        format!("   + {device}  {point} ext4\tnoatime,nofail 0 2\n"),
+        format!("4. mount --fstab {fstab} {point}\n"),
+        "nothing is changed; --apply does this\n".to_owned(),
+    ] {
+        assert!(told.contains(&part), "{part:?} is missing in {told}");
+    }
+    rig.is_as_before();
+    let json = rig.adopt(&["--json"]).json();
+    assert_eq!((&json["content"], &json["changed"]), (&"ext4".into(), &false.into()));
+    assert_eq!(json["steps"].as_array().unwrap().len(), 4);
+
+    rig.adopt(&["--apply"]).ok();
+    let now = fs::read_to_string(&rig.fstab).unwrap();
+    let spec = format!("UUID={UUID} ");
+    assert_eq!(
+        now,
+        rig.text.replace(&spec, &format!("{device} ")).replace("noatime", "noatime,nofail")
+    );
+    let backup = fs::read_to_string(format!("{fstab}.before-ztier")).unwrap();
+    assert_eq!(backup, rig.text);
+    assert_eq!(fs::canonicalize(rig.source().unwrap()).unwrap(), rig.device());
+    assert_eq!(fs::read_to_string(rig.point.join("file")).unwrap(), "what is on it");
+    let status = rig.sandbox.status(&rig.name);
+    assert_eq!(status["log"]["log"], rig.log.as_str(), "{status}");
+    assert!(rig.sandbox.config_dir().join(format!("{}.toml", rig.name)).exists());
+    // Again: there is one already.
+    fs::write(rig.point.join("file"), "newer").unwrap();
+    rig.adopt(&["--apply"]).refused(4, &["is held: process"]);
+    // And back, as docs/boot.md says.
+    unmount(&point);
+    rig.sandbox.ztier(&["forget", &rig.name]).ok();
+    fs::write(&rig.fstab, &rig.text).unwrap();
+    ok(20, "mount", &[rig.disk.path(), &point]);
+    assert_eq!(fs::read_to_string(rig.point.join("file")).unwrap(), "newer");
+}
+
+#[test]
+fn a_step_that_fails_undoes_those_before_it() {
+    let Some(rig) = Rig::new() else { return };
+    rig.program("systemctl", "exit 0");
+    // In use: the first step fails.
+    let mut user = Command::new("sleep").arg("60").current_dir(&rig.point).spawn().unwrap();
+    rig.fails(&["`umount", "busy"]);
+    user.kill().unwrap();
+    user.wait().unwrap();
+    rig.is_as_before();
+    // The last one fails.
+    rig.program(
+        "mount",
+        "case $1 in --fstab) echo no such thing >&2; exit 32;; esac\nexec /usr/bin/mount \"$@\"",
+    );
+    rig.fails(&["undone, because `mount --fstab", "no such thing"]);
+    rig.is_as_before();
+    fs::remove_file(rig.bin.join("mount")).unwrap();
+    // The volume does not come up as a service.
+    rig.program("systemctl", "case $2 in enable) echo refused >&2; exit 1;; esac\necho running");
+    rig.fails(&["undone, because `ztier up", "refused"]);
+    rig.is_as_before();
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_reason() {
+    let Some(rig) = Rig::new() else { return };
+    let refused = |status: i32, says: &[&str]| {
+        rig.adopt(&["--apply"]).refused(status, says);
+    };
+    fs::write(&rig.fstab, format!("{} / ext4 defaults 0 1\n", rig.disk.path())).unwrap();
+    refused(2, &["is the root file system: the machine needs it before ztier can start"]);
+    fs::write(&rig.fstab, format!("{} /var ext4 defaults 0 1\n", rig.disk.path())).unwrap();
+    refused(2, &["on /var is needed to boot"]);
+    fs::write(&rig.fstab, &rig.text).unwrap();
+    ok(60, "mkfs.ext4", &["-q", "-F", &rig.log]);
+    refused(5, &["holds ext4", "--wipe"]);
+    rig.is_as_before();
+    let file = rig.sandbox.path().join("image");
+    let ztier = |device: &str| rig.sandbox.ztier(&["adopt", device]);
+    ztier(file.to_str().unwrap()).refused(2, &["is no block device"]);
+    ztier("/nonexistent").refused(1, &["/nonexistent"]);
+    let swap = rig.sandbox.path().join("swap");
+    File::create(&swap).unwrap().set_len(16 << 20).unwrap();
+    let swap = Loop::on(&swap, &[]);
+    let adopt = |says: &[&str]| {
+        ztier(swap.path()).refused(2, says);
+    };
+    adopt(&["has no file system that is known", "ztier up"]);
+    ok(20, "mkswap", &[swap.path()]);
+    adopt(&["holds swap, no file system", "--use swap"]);
+}
