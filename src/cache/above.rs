@@ -4,7 +4,8 @@
 //! again that the page cache was to have.
 
 use super::hints::Hints;
-use super::seals::{Seal, Seals};
+use super::seal::Seal;
+use super::seals::Seals;
 use crate::BLOCK_SIZE;
 use crate::error::{Context, Result};
 use crate::sync::atomic::{AtomicU16, AtomicU64, Ordering};
@@ -19,8 +20,8 @@ const REGION_BITS: u32 = 10;
 const REGIONS: usize = if cfg!(shuttle) { 2 } else { 4096 };
 /// A region is read past the page cache when its counter has this value. It begins at [`NEW`]; a
 /// block that was asked for again, while the page cache was to have it, counts [`AGAIN`], and one
-/// that was dropped there and is known, one less. So when files are read in order, which are dropped
-/// before they are asked for again, a quarter of the pages may be unknown.
+/// that was dropped there and is known, one less. So when files are read in order, which are
+/// dropped before they are asked for again, a quarter of the pages may be unknown.
 const PAST: u16 = 512;
 const NEW: u16 = PAST - 64;
 const AGAIN: u16 = 2;

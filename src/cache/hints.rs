@@ -3,7 +3,7 @@
 //! Invariants: a hint is only a hint: the shard of the block decides by the block's seal; hints are
 //! read and written without a lock; memory is taken when a hint first needs it.
 
-use super::seals::Seal;
+use super::seal::Seal;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::OnceLock;
 

@@ -5,7 +5,7 @@
 //! has room for. A request that finds no context bypasses the cache.
 
 use super::record::{self, Header, RECORD_MAX};
-use super::seals::Seal;
+use super::seal::Seal;
 use crate::BLOCK_SIZE;
 use crate::codec::{Algorithm, Codec};
 use crate::media::{Buffer, Given};

@@ -5,11 +5,11 @@
 //! when the caller has swept.
 
 use super::record::Header;
-use super::segments::Segment;
+use super::segment::Segment;
 use super::table::{Place, Table};
 
-/// Most segments of a run. Each byte that is won costs four to be moved, at most.
-pub const MOST: usize = 5;
+/// Most segments of a run. Each byte that is won costs seven to be moved, at most.
+pub const MOST: usize = 8;
 
 /// Segments that were taken out, oldest first.
 #[derive(Debug, Default)]

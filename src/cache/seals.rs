@@ -10,6 +10,7 @@
 //! taken when a seal first needs it.
 
 use super::hints::Hints;
+use super::seal::{self, Seal};
 use super::table::spread;
 use std::sync::Arc;
 
@@ -22,24 +23,7 @@ const NONE: u32 = u32::MAX;
 /// Bits of the word of a seal; the other bits are of the hash.
 const ABOVE: u128 = 1;
 const GIVEN: u128 = 2;
-const BITS: u128 = ABOVE | GIVEN;
-
-/// The hash of a block's content. Without the key, which is random, content with a given hash
-/// can't be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seal(u128);
-
-impl Seal {
-    /// Of a hash.
-    pub fn new(hash: u128) -> Self {
-        Self(hash & !BITS)
-    }
-
-    /// Bits that no place in the table depends on.
-    pub fn bits(self) -> u64 {
-        (self.0 >> 64) as u64
-    }
-}
+const BITS: u128 = seal::FREE;
 
 /// Seals side by side, or none yet.
 #[derive(Debug, Default)]
@@ -140,7 +124,7 @@ impl Seals {
         chunk.keys.copy_within(first..last, first + 1);
         chunk.words.copy_within(first..last, first + 1);
         chunk.keys[first] = key;
-        chunk.words[first] = seal.0 | given | if above { ABOVE } else { 0 };
+        chunk.words[first] = seal.hash() | given | if above { ABOVE } else { 0 };
         if let (Some(hints), Some(gone)) = (&self.hints, gone.filter(|gone| *gone != seal)) {
             hints.forget(gone);
         }
@@ -148,7 +132,7 @@ impl Seals {
 
     /// Whether the block has that seal.
     pub fn has(&self, key: u32, seal: Seal) -> bool {
-        self.word(key).is_some_and(|word| word & !BITS == seal.0)
+        self.word(key).is_some_and(|word| word & !BITS == seal.hash())
     }
 
     /// Whether the page cache has the block, as far as is known.

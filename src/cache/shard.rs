@@ -8,8 +8,10 @@ use super::flights::{Before, Flights, GROUP, bits};
 use super::planted::{self, Bug};
 use super::policy::{Came, Fate, Gate, Queue, Rules};
 use super::record::Header;
-use super::seals::{Seal, Seals};
-use super::segments::{Segment, Segments};
+use super::seal::Seal;
+use super::seals::Seals;
+use super::segment::Segment;
+use super::segments::Segments;
 use super::table::{Place, SEGMENT_MAX, Table};
 use crate::media::{Frame, Pool};
 use crate::stats::CacheCounts;
@@ -352,10 +354,10 @@ impl Shard {
         })
     }
 
-    /// Puts the records of neighbouring segments together, if an eighth of all is garbage; whether
-    /// that freed a segment. Records keep their order.
+    /// Puts the records of neighbours together, if a sixteenth of all is garbage; whether that
+    /// freed a segment. Records keep their order.
     fn merge(&mut self) -> bool {
-        if self.segments.garbage() * 8 < self.segments.in_use() {
+        if self.segments.garbage() * 16 < self.segments.in_use() {
             return false;
         }
         let Some(mut run) = self.segments.take_run() else { return false };

@@ -335,7 +335,7 @@ impl Plan {
             size_bytes: pair.size()?,
             ram_limit_bytes,
             ram_auto,
-            exclusive: Exclusive::of(settings, kind)?,
+            exclusive: exclusive(settings, kind)?,
             segment_bytes,
             sector_bytes: settings.sector,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
@@ -375,7 +375,7 @@ impl Plan {
             size_bytes: device::PassthroughVolume::size_of(&backing)?,
             ram_limit_bytes,
             ram_auto,
-            exclusive: Exclusive::of(settings, kind)?,
+            exclusive: exclusive(settings, kind)?,
             segment_bytes: DEFAULT_SEGMENT,
             sector_bytes: settings.sector,
             algorithm: Algorithm::Lz4,
@@ -438,7 +438,7 @@ impl Plan {
             size_bytes,
             ram_limit_bytes,
             ram_auto,
-            exclusive: Exclusive::of(settings, kind)?,
+            exclusive: exclusive(settings, kind)?,
             segment_bytes: if log.is_some() { check_segment(settings)? } else { DEFAULT_SEGMENT },
             sector_bytes: settings.sector,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
@@ -486,6 +486,18 @@ pub fn block_device_buffers() -> u64 {
 /// The limit on copies of a backing store's blocks.
 fn cache_limit(settings: &Settings) -> Result<(u64, Option<Bounds>)> {
     Given::of(settings).resolve(&Range::of_copies())
+}
+
+/// Whether the cache is to hold what the page cache drops. Only this machine's tells.
+fn exclusive(settings: &Settings, kind: Kind) -> Result<Exclusive> {
+    match (kind, settings.exclusive.unwrap_or_default()) {
+        (Kind::Nbd, Exclusive::On) => {
+            Err(Error::usage("exclusive needs a block device of this machine, not NBD")
+                .hint("leave out exclusive, or give --export ublk or fuse"))
+        }
+        (Kind::Nbd, _) => Ok(Exclusive::Off),
+        (_, wanted) => Ok(wanted),
+    }
 }
 
 /// The number of threads; at least `least` of them unless the settings say otherwise.

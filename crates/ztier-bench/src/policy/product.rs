@@ -12,8 +12,8 @@ const GHOSTS: usize = 2;
 /// Free segments required to open one: that segment, and one for records appended again.
 const RESERVE: usize = 2;
 /// Segments are merged when at least one part in this number is garbage; the most at a time.
-const GARBAGE_PART: usize = 8;
-const RUN_MOST: usize = 5;
+const GARBAGE_PART: usize = 16;
+const RUN_MOST: usize = 8;
 
 fn list_of(queue: Queue) -> usize {
     match queue {
@@ -237,7 +237,7 @@ impl Segments {
         self.queues[list].iter().map(|&s| self.live(s) as u64).sum()
     }
 
-    /// Puts neighbours together in one segment less, if an eighth of all records is garbage.
+    /// Puts neighbours together in one segment less, if a sixteenth of all records is garbage.
     fn merge(&mut self) -> bool {
         let used: usize = self.segments.iter().map(Vec::len).sum();
         if self.dead.iter().sum::<usize>() * GARBAGE_PART < used {
