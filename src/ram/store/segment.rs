@@ -18,7 +18,7 @@ use super::format::SEGMENTS_MAX;
 use super::log::Reservation;
 use super::planted::{Bug, on};
 use crate::error::{Error, Result};
-use crate::media::{Memory, Words};
+use crate::media::{Memory, PAGE, Words};
 use crate::remedy;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -60,6 +60,8 @@ const SPARE: u32 = if cfg!(shuttle) { 1 } else { 1 << 16 };
 
 /// Bytes of the table for one segment.
 pub const BYTES_PER_SEGMENT: usize = STRIDE * 8;
+/// Rows in a page, of which memory files have a whole number.
+const ROWS: u32 = (PAGE / BYTES_PER_SEGMENT) as u32;
 
 /// The table.
 #[derive(Debug)]
@@ -123,10 +125,16 @@ fn rows_for(frames: u32, slots: u32) -> u32 {
     frames.saturating_add(slots).min(SEGMENTS_MAX)
 }
 
-/// The rows of a table that was taken over and has this many, if it can be this volume's.
-fn rows_left(rows: u32, (frames, slots): (u32, u32)) -> u32 {
-    let is_own = rows == frames.saturating_add(slots) || is_spare(rows, frames);
-    if is_own { rows } else { rows_for(frames, slots) }
+/// The rows of a table that was taken over and whose whole pages have room for `there`, if it can
+/// be this volume's.
+fn rows_left(there: u32, (frames, slots): (u32, u32)) -> u32 {
+    let spare = there.saturating_sub(frames) / SPARE * SPARE;
+    let spare = (spare > 0).then(|| frames.saturating_add(spare));
+    // The table of an older ztier has no spare rows.
+    let all = [Some(frames.saturating_add(slots)), spare, Some(SEGMENTS_MAX)];
+    let own =
+        all.into_iter().flatten().find(|rows| rows.checked_next_multiple_of(ROWS) == Some(there));
+    own.unwrap_or_else(|| rows_for(frames, slots))
 }
 
 /// Whether a table has rows for other slots.
@@ -576,5 +584,29 @@ impl Segments {
         self.word(segment, SLOT).store(0, Ordering::Release);
         self.ids.lock().free.push(segment);
         freed
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_known_by_its_pages() {
+        let pages = |rows: u32| rows.next_multiple_of(ROWS);
+        for frames in [100, 640, 24_101] {
+            for slots in [0, 1, 70, SPARE, SPARE + 1] {
+                let rows = rows_for(frames, slots);
+                assert!(is_spare(rows, frames) && rows - frames >= slots);
+                // The volume may have another number of slots since.
+                for now in [0, 3, slots] {
+                    assert_eq!(rows_left(pages(rows), (frames, now)), rows);
+                }
+                assert_eq!(rows_left(pages(frames + slots), (frames, slots)), frames + slots);
+            }
+            // Of another volume: what is made instead does not fit.
+            let other = pages(rows_for(frames, 0)) + ROWS;
+            assert_ne!(pages(rows_left(other, (frames, 0))), other);
+        }
     }
 }
