@@ -61,7 +61,8 @@ fn writeback_waits_for_the_idle_time_that_was_set() {
     for (change, why) in [
         ("writeback-idle=86400001", "writeback-idle 86400001 is more than a day"),
         ("writeback-idle=soon", "writeback-idle: `soon` is not a whole number"),
-        ("spill=/dev/null", "`spill` is fixed while the volume is up"),
+        ("segment=64K", "`segment` is fixed while the volume is up"),
+        ("spill=/dev/null", "spill is for a volume in memory alone"),
     ] {
         place.sandbox.ztier(&["set", "vol", change]).refused(2, &[why]);
     }
