@@ -18,7 +18,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// How many threads can take part at once: 256 that serve requests, and the volume's own.
-pub const PARTICIPANTS_MAX: usize = if cfg!(shuttle) { 8 } else { 265 };
+pub const PARTICIPANTS_MAX: usize = if cfg!(shuttle) { 9 } else { 265 };
 
 const IDLE: u64 = u64::MAX;
 
