@@ -127,10 +127,11 @@ fn caches() {
             ("read again", refaults(), Verdict::Helps, "6.40 s of waiting a second"),
             (
                 "with a fixed limit",
-                refaults(),
+                with(|f| f.of_files = sampled(5.0, From::Paths)),
                 Verdict::Helps,
                 "ztier up sda1 --backing /dev/sda1 --ram-limit 2752M",
             ),
+            ("at 2:1 with one that adapts", refaults(), Verdict::Helps, "auto watches"),
             ("what it holds", refaults(), Verdict::Helps, "2.69 GiB holds about 5.32 GiB"),
             ("where", refaults(), Verdict::Helps, "mount /dev/ztier/sda1 /data"),
             (
@@ -245,7 +246,7 @@ fn logs() {
                 Verdict::Helps,
                 "ztier up sda1 --backing /dev/sda1 --log /ztier-sda1.log --log-size 1G",
             ),
-            ("with a cache", both, Verdict::Helps, "--log-size 1G --ram-limit 2752M"),
+            ("with a cache", both, Verdict::Helps, "--log-size 1G --ram-limit auto"),
             ("no room", with(|f| f.disks[1].target = None), Verdict::Helps, "--log PARTITION"),
             (
                 "flushes alone",
