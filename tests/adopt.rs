@@ -34,7 +34,17 @@ struct Rig {
 
 impl Rig {
     fn new() -> Option<Self> {
-        if lacks_loops(&["mkfs.ext4", "mount", "umount", "blkid"]) {
+        Self::with("ext4", &["-q", "-U", UUID])
+    }
+
+    /// With a file system that `mkfs` makes with these options.
+    fn with(kind: &str, options: &[&str]) -> Option<Self> {
+        let mkfs = format!("mkfs.{kind}");
+        if lacks_loops(&[&mkfs, "mkfs.ext4", "mount", "umount", "blkid"]) {
+            return None;
+        }
+        if !fs::read_to_string("/proc/filesystems").unwrap().contains(kind) {
+            println!("skipped: this kernel has no {kind}");
             return None;
         }
         if let Err(why) = ztier::export::fuse::available(true) {
@@ -47,8 +57,8 @@ impl Rig {
             File::create(&path).unwrap().set_len(mib << 20).unwrap();
             path
         };
-        let (image, log) = (make("image", 64), make("log", 32));
-        ok(60, "mkfs.ext4", &["-q", "-U", UUID, image.to_str().unwrap()]);
+        let (image, log) = (make("image", 128), make("log", 32));
+        ok(60, &mkfs, &[options, &[image.to_str().unwrap()]].concat());
         let disk = Loop::on(&image, &[]);
         let [point, bin] = ["data", "bin"].map(|name| sandbox.path().join(name));
         fs::create_dir(&point).unwrap();
@@ -57,7 +67,7 @@ impl Rig {
         fs::write(point.join("file"), "what is on it").unwrap();
         let fstab = sandbox.path().join("fstab");
         let text = format!(
-            "# disks\ntmpfs /tmp tmpfs\nUUID={UUID}  {} ext4\tnoatime 0 2\n",
+            "# disks\ntmpfs /tmp tmpfs\nUUID={UUID}  {} {kind}\tnoatime 0 2\n",
             point.display()
         );
         fs::write(&fstab, &text).unwrap();
@@ -172,6 +182,25 @@ fn a_mounted_disk_gets_a_log_and_its_line_changes() {
     fs::write(&rig.fstab, &rig.text).unwrap();
     ok(20, "mount", &[rig.disk.path(), &point]);
     assert_eq!(fs::read_to_string(rig.point.join("file")).unwrap(), "newer");
+}
+
+/// A mounted btrfs has another number than its disk.
+#[test]
+fn a_file_system_with_a_number_of_its_own_is_unmounted_first() {
+    let Some(rig) = Rig::with("btrfs", &["-q", "-U", UUID]) else { return };
+    rig.program("systemctl", "exit 0");
+    let steps = rig.adopt(&["--json"]).json()["steps"].clone();
+    let kinds: Vec<_> = steps.as_array().unwrap().iter().map(|step| &step["step"]).collect();
+    assert_eq!(kinds, ["unmount", "up", "fstab", "mount"]);
+    rig.adopt(&["--apply"]).ok();
+    assert_eq!(fs::canonicalize(rig.source().unwrap()).unwrap(), rig.device());
+    assert_eq!(fs::read_to_string(rig.point.join("file")).unwrap(), "what is on it");
+    let row = rig.sandbox.ztier(&["list", "--json"]).ok();
+    assert!(row.contains(rig.point.to_str().unwrap()), "{row}");
+    unmount(rig.point.to_str().unwrap());
+    rig.sandbox.ztier(&["forget", &rig.name]).ok();
+    // Its drop unmounts what is there.
+    ok(20, "mount", &[rig.disk.path(), rig.point.to_str().unwrap()]);
 }
 
 #[test]

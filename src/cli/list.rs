@@ -13,15 +13,13 @@ use crate::daemon::{self, Found};
 use crate::error::{Error, Result};
 use crate::remedy;
 use crate::stats::Health;
-use crate::system::mounts::{MountEntry, mounts};
+use crate::system::mounts::{MountEntry, mounts, number_of};
 use crate::system::usage;
 use anstyle::{AnsiColor, Style};
 use clap::{Args, ValueEnum};
-use rustix::fs::{major, minor};
 use serde::Serialize;
 use std::cmp::Ordering;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The columns that are printed if none are asked for, and those that give way to a terminal that
@@ -289,9 +287,8 @@ impl Row {
         let Some(device) = devices.filter_map(|path| fs::canonicalize(path).ok()).next() else {
             return self;
         };
-        if let Ok(meta) = fs::metadata(&device) {
-            let number = (major(meta.rdev()), minor(meta.rdev()));
-            let here = table.iter().filter(|mount| mount.device == number);
+        if let Some(number) = number_of(&device) {
+            let here = table.iter().filter(|mount| mount.is_of(number));
             self.mounts = here.map(|mount| mount.point.clone()).collect();
         }
         self.swap = usage::is_swap(&device);

@@ -4,7 +4,9 @@
 //! Invariant: nothing here touches a mounted file system, so that nothing hangs on a dead server.
 
 use std::ffi::OsString;
+use std::fs;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// The source of our FUSE mounts, in the mount table and in `df`.
@@ -35,6 +37,17 @@ impl MountEntry {
         (self.kind == "fuse" || self.kind.starts_with("fuse.")) && self.source == Path::new(SOURCE)
     }
 
+    /// Whether it is a mount of the block device with this number.
+    pub fn is_of(&self, number: (u32, u32)) -> bool {
+        self.device == number || self.source_number() == Some(number)
+    }
+
+    /// The number of the block device that it is a mount of. File systems such as btrfs have other
+    /// numbers of their own.
+    pub fn source_number(&self) -> Option<(u32, u32)> {
+        self.source.starts_with("/dev").then(|| number_of(&self.source)).flatten()
+    }
+
     /// Whether a request to it waits for no server.
     pub fn is_local(&self) -> bool {
         LOCAL.contains(&self.kind.as_str())
@@ -54,6 +67,13 @@ impl MountEntry {
             source: unescape(right.next()?),
         })
     }
+}
+
+/// Major and minor number of the node of a block device.
+pub fn number_of(node: &Path) -> Option<(u32, u32)> {
+    let meta = fs::metadata(node).ok()?;
+    let number = (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
+    meta.file_type().is_block_device().then_some(number)
 }
 
 /// All mounts that this process sees, in the order in which they were made; empty if they cannot be

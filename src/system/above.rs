@@ -5,7 +5,6 @@
 
 use super::mounts::mounts;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Most devices of a chain; more than that is a loop.
@@ -20,12 +19,11 @@ pub fn numbers(device: &Path) -> Vec<u64> {
         collect(&Path::new("/sys/class/block").join(name), DEPTH, &mut found);
     }
     let nodes = found.clone();
-    for mount in mounts().iter().filter(|mount| mount.source.starts_with("/dev")) {
-        // A file system such as btrfs has a number of its own.
-        let source = fs::metadata(&mount.source).map(|meta| meta.rdev());
-        let is_on = source.is_ok_and(|number| nodes.contains(&kernel(number)));
-        let (major, minor) = mount.device;
-        let number = kernel(rustix::fs::makedev(major, minor));
+    let of = |(major, minor)| kernel(rustix::fs::makedev(major, minor));
+    for mount in mounts() {
+        // The file system may have a number of its own.
+        let is_on = mount.source_number().is_some_and(|source| nodes.contains(&of(source)));
+        let number = of(mount.device);
         if is_on && !found.contains(&number) {
             found.push(number);
         }

@@ -5,12 +5,11 @@
 //! dead or slow server can't stop the search. It finds a mount in another mount namespace through
 //! the mount table of a process there.
 
-use super::mounts::{MountEntry, mounted_on, mounts, mounts_in};
+use super::mounts::{MountEntry, mounted_on, mounts, mounts_in, number_of};
 use super::swap_areas::swaps;
 use crate::media::process_name;
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The holders of the block device `device` or a partition of it, except this process, in words
@@ -61,7 +60,7 @@ struct Node {
 impl Node {
     fn is(&self, path: &Path) -> bool {
         let number = self.number.filter(|_| path.starts_with("/dev"));
-        path == self.path || (number.is_some() && device_number(path) == number)
+        path == self.path || (number.is_some() && number_of(path) == number)
     }
 }
 
@@ -71,18 +70,18 @@ fn nodes(device: &Path) -> Vec<Node> {
     let parts = entries(&sys).filter(|dir| dir.join("partition").exists());
     let parts: Vec<_> = parts.map(|dir| (Path::new("/dev").join(file_name(&dir)), dir)).collect();
     let all = std::iter::once((device.to_owned(), sys)).chain(parts);
-    all.map(|(path, sys)| Node { number: device_number(&path), path, sys }).collect()
+    all.map(|(path, sys)| Node { number: number_of(&path), path, sys }).collect()
 }
 
 /// Whether `node` is the block device `device`, perhaps under another name.
 pub(super) fn is_same_device(node: &Path, device: &Path) -> bool {
-    let number = device_number(device);
-    node == device || (number.is_some() && device_number(node) == number)
+    let number = number_of(device);
+    node == device || (number.is_some() && number_of(node) == number)
 }
 
 /// Whether the file system mounted on `point` is on `device`.
 pub(super) fn mounted_at(device: &Path, point: &Path) -> bool {
-    mounted_on(point).is_some_and(|m| is_mount_of(&m, device, device_number(device)))
+    mounted_on(point).is_some_and(|m| is_mount_of(&m, device, number_of(device)))
 }
 
 /// The holders of the file `file` or of its directory, which is a mount of its own, except this
@@ -125,17 +124,8 @@ pub(crate) fn backing_file(device: &Path) -> Option<PathBuf> {
     Some(PathBuf::from(text.strip_suffix(" (deleted)").unwrap_or(text)))
 }
 
-/// Major and minor number of a block device node.
-fn device_number(node: &Path) -> Option<(u32, u32)> {
-    use std::os::unix::fs::FileTypeExt;
-    let meta = fs::metadata(node).ok()?;
-    let rdev = meta.st_rdev();
-    meta.file_type().is_block_device().then(|| (rustix::fs::major(rdev), rustix::fs::minor(rdev)))
-}
-
 fn is_mount_of(m: &MountEntry, device: &Path, number: Option<(u32, u32)>) -> bool {
-    // Some file systems (btrfs) have their own device numbers: compare the source, too.
-    Some(m.device) == number || m.source == device
+    number.is_some_and(|number| m.is_of(number)) || m.source == device
 }
 
 /// Mounts in other mount namespaces that satisfy `is_mount`, one line each.

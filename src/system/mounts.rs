@@ -3,7 +3,7 @@
 //! Invariant: nothing here touches a mounted file system, so a dead server blocks nothing.
 
 use crate::media::mounts::unescape;
-pub(crate) use crate::media::mounts::{MountEntry, mounts, mounts_in};
+pub(crate) use crate::media::mounts::{MountEntry, mounts, mounts_in, number_of};
 use std::path::{Path, PathBuf};
 
 /// Whether the last mount on `point` is a FUSE file system of ztier.

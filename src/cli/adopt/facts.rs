@@ -8,8 +8,9 @@ use crate::error::{Context, Error, Result};
 use crate::media::{Access, FileDrive, Signature};
 use crate::system::fstab::{Entry, Fstab};
 use crate::system::holders;
+use crate::system::mounts::{MountEntry, number_of};
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 /// Where what is mounted is needed before ztier can start, or while it ends.
@@ -67,7 +68,7 @@ impl Facts {
             return Err(Error::usage(format!("{} is a volume of ztier", given.display()))
                 .hint("`ztier restart NAME --log DEV` gives it a log"));
         }
-        let mounts = mounted(meta.rdev());
+        let mounts = mounted(&device);
         let drive = FileDrive::open(&device, Access::ReadOnly)?;
         let content = Signature::of(&drive)?.ok_or_else(|| {
             Error::usage(format!("{} has no file system that is known", given.display()))
@@ -144,15 +145,15 @@ fn is_of_system(point: &Path) -> bool {
     OF_SYSTEM.iter().any(|of| point == Path::new(of))
 }
 
-/// The mounts of the device with this number.
-fn mounted(number: u64) -> Vec<Mounted> {
+/// The mounts of a device.
+fn mounted(device: &Path) -> Vec<Mounted> {
+    let Some(number) = number_of(device) else { return Vec::new() };
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let number = (rustix::fs::major(number), rustix::fs::minor(number));
     text.lines().filter_map(|line| of_line(line, number)).collect()
 }
 
 fn of_line(line: &str, number: (u32, u32)) -> Option<Mounted> {
-    let entry = crate::system::mounts::MountEntry::parse(line).filter(|m| m.device == number)?;
+    let entry = MountEntry::parse(line).filter(|mount| mount.is_of(number))?;
     let mut words = line.split(' ').skip(3);
     let root = words.next()?.to_owned();
     let options = words.nth(1)?.to_owned();
