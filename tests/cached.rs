@@ -413,6 +413,7 @@ fn what_the_page_cache_has_has_no_copy() {
     cached.audit().unwrap();
     // What is known outlives small steps of the limit, and no large ones.
     for (limit, is_known) in [(14 * MIB, true), (16 * MIB, true), (8 * MIB, false)] {
+        assert_eq!(touch(&cached, 150), 1);
         cached.set_limit(limit).unwrap();
         assert_eq!(cached.dropped(&page(150, 1)), is_known, "{limit}");
         assert!(cached.used() <= limit);

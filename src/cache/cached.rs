@@ -10,7 +10,7 @@ use super::io_context::{IoContext, IoContexts, Most};
 use super::planted::{self, Bug};
 use super::policy::{Came, Rules};
 use super::seal::Seal;
-use super::seals::Seals;
+use super::seals::{self, Seals};
 use super::shard::{self, Ahead, Shard};
 use super::shard_map::{Piece, ShardMap};
 use super::streams::{Streams, Ticket};
@@ -91,16 +91,19 @@ struct Share {
     shard: u64,
 }
 
-/// Divides `limit` among shards; `beside` has bytes that no shard counts.
-fn share(limit: u64, shards: u64, context_bytes: u64, beside: u64) -> Share {
+/// Divides `limit` among shards; with a page cache above, that is followed, which reads ahead by
+/// itself. Its bytes are counted by no shard.
+fn share(limit: u64, shards: u64, context_bytes: u64, above: Option<&Above>) -> Share {
     if limit == 0 {
         return Share { most: Most::default(), shard: 0 };
     }
     let window = (limit / AHEAD_PART).min(AHEAD_MAX) / BLOCK * BLOCK;
-    let windows = (limit / AHEADS_PART / window.max(1)).clamp(AHEADS.0, AHEADS.1) as usize;
+    let most = if above.is_some() { AHEADS.0 } else { AHEADS.1 };
+    let windows = (limit / AHEADS_PART / window.max(1)).clamp(AHEADS.0, most) as usize;
     let (windows, window) = if window < AHEAD_MIN { (0, 0) } else { (windows, window as usize) };
     let contexts = (limit / CONTEXTS_PART / context_bytes).clamp(1, CONTEXTS_MAX) as usize;
     let most = Most { contexts, windows, window };
+    let beside = above.map_or(0, Above::bytes);
     let fixed = most.bytes(context_bytes) + fixed_bytes(shards) + beside;
     Share { most, shard: limit.saturating_sub(fixed) / shards }
 }
@@ -190,8 +193,8 @@ impl Cached {
             above = above.map(|above| Arc::new(above.resized(bytes)));
             self.above.lock().clone_from(&above);
         }
-        let (shards, beside) = (self.shards.len() as u64, above.as_ref().map_or(0, |a| a.bytes()));
-        let share = share(bytes, shards, self.context_bytes, beside);
+        let shards = self.shards.len() as u64;
+        let share = share(bytes, shards, self.context_bytes, above.as_deref());
         let seals = above::seals(bytes) / shards;
         self.limit.store(bytes, Ordering::Relaxed);
         self.contexts.limit(share.most);
@@ -297,12 +300,12 @@ impl Cached {
             }
             above.dropped(piece.first);
             // Its content is known now: from here on, the copy is one of a fill.
-            if shard.has(piece.key) || !shard.begin_fill(id, piece.first, 1, false) {
+            if shard.has(piece.key) || !shard.begin_fill(id, piece.first, 1) {
                 return true;
             }
         }
         let mut io = self.contexts.take();
-        self.keep(io.as_mut(), id, (piece, 1), Came::Dropped, |_| Given::Plain(page));
+        self.keep(io.as_mut(), id, (piece, 1), (Came::Dropped, 0), |_| Given::Plain(page));
         io.into_iter().for_each(|io| self.contexts.give(io));
         true
     }
@@ -399,14 +402,15 @@ impl Cached {
     }
 
     /// Looks up a piece: decodes blocks that have a copy into `out`, and returns the others as
-    /// bits. For blocks without a copy it begins a fill, which [`Shard::end`] ends.
+    /// bits, and those of which a fill has begun, which [`Shard::end`] ends: blocks without a copy,
+    /// and those whose copy went to the page cache, and which get a seal.
     fn look(
         &self,
         io: &mut IoContext,
         id: u64,
         piece: &Piece,
         out: &mut [[u8; BLOCK_SIZE]],
-    ) -> u64 {
+    ) -> (u64, u64) {
         let (mut next, mut missed, mut bad) = (0, 0, 0);
         let above = self.above();
         let gives = above.as_ref().is_some_and(|above| above.has(piece.first));
@@ -417,6 +421,10 @@ impl Cached {
             let mut before = before(piece.key + next as u32);
             {
                 let mut shard = self.shard(piece).lock();
+                if gives && next == 0 && !planted::on(Bug::SealGivenOverWrite) {
+                    // Before the first copy goes: a write that begins after that must be seen.
+                    shard.begin_fill(id, piece.first, shard::all(piece.count));
+                }
                 while next < piece.count && !io.is_full() {
                     let key = piece.key + next as u32;
                     let found = match before.take() {
@@ -439,7 +447,10 @@ impl Cached {
                     next += 1;
                 }
                 if next == piece.count && missed != 0 {
-                    shard.begin_fill(id, piece.first, missed, true);
+                    shard.missed(missed);
+                    if !gives {
+                        shard.begin_fill(id, piece.first, missed);
+                    }
                 }
             }
             for n in 0..io.len() {
@@ -449,22 +460,26 @@ impl Cached {
                 }
             }
         }
+        if gives && planted::on(Bug::SealGivenOverWrite) {
+            self.shard(piece).lock().begin_fill(id, piece.first, shard::all(piece.count));
+        }
         if bad != 0 {
             let mut shard = self.shard(piece).lock();
             let is_bad = |at: &u64| bad >> at & 1 == 1;
             (0..piece.count).filter(is_bad).for_each(|at| shard.damaged(piece.key + at as u32));
         }
-        missed | bad
+        (missed | bad, if gives { shard::all(piece.count) } else { missed })
     }
 
     /// Ends the flight of a piece, and keeps those of its blocks whose bits are set in `wanted`, as
-    /// far as they are still alive. Without an I/O context, none is kept.
+    /// far as they are still alive. Without an I/O context, none is kept. Copies of those in
+    /// `was_given` went to the page cache.
     fn keep<'a>(
         &self,
         io: Option<&mut IoContext>,
         id: u64,
         (piece, wanted): (&Piece, u64),
-        came: Came,
+        (came, was_given): (Came, u64),
         given: impl Fn(usize) -> Given<'a>,
     ) {
         let Some(io) = io else { return self.end(id, piece) };
@@ -497,7 +512,8 @@ impl Cached {
                 }
             }
             for (at, seal) in io.seals().iter().filter(|(at, _)| alive >> at & 1 == 1) {
-                shard.seal(piece.key + *at as u32, *seal, is_above);
+                let of = seals::Of { above: is_above, given: was_given >> at & 1 == 1 };
+                shard.seal(piece.key + *at as u32, *seal, of);
             }
             drop(shard);
             let noted =
@@ -520,36 +536,51 @@ impl Cached {
         };
         let (id, count) = (self.id(), blocks.len() as u64);
         let range = first..first + count;
-        let mut missed = Set::default();
+        let (mut missed, mut begun) = (Set::default(), Set::default());
         for piece in self.shard_map.pieces(range.clone()) {
             let at = (piece.first - first) as usize;
             let out = &mut blocks[at..at + piece.count as usize];
-            missed.add(at, self.look(&mut io, id, &piece, out));
+            let (lacks, fills) = self.look(&mut io, id, &piece, out);
+            missed.add(at, lacks);
+            begun.add(at, fills);
         }
         self.contexts.give(io);
         let (ahead, ticket) = self.see(first, count, missed.has(blocks.len() - 1));
         let misses = missed.len();
-        if misses == 0 {
-            return Ok(false);
-        }
-        if misses < count {
-            self.mixed.fetch_add(1, Ordering::Relaxed);
-        }
-        let start = Instant::now();
-        let fetched = self.fetch((first, &missed), ahead, blocks);
+        let fetched = match misses {
+            0 => Ok(()),
+            _ => self.fetch_missed((first, &missed), ahead, blocks),
+        };
         ticket.into_iter().for_each(|ticket| self.streams.lock().done(ticket));
-        self.missed_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        let mut io = if fetched.is_ok() { self.contexts.take() } else { None };
+        let keeps = begun.len() > 0 && fetched.is_ok();
+        let mut io = if keeps { self.contexts.take() } else { None };
         for piece in self.shard_map.pieces(range) {
             let at = (piece.first - first) as usize;
-            let wanted = missed.bits(at, piece.count);
+            let wanted = begun.bits(at, piece.count);
             if wanted != 0 {
-                let given = |n: usize| Given::Plain(&blocks[at + n]);
-                self.keep(io.as_mut(), id, (&piece, wanted), Came::Missed, given);
+                let was_given = wanted & !missed.bits(at, piece.count);
+                let data = |n: usize| Given::Plain(&blocks[at + n]);
+                self.keep(io.as_mut(), id, (&piece, wanted), (Came::Missed, was_given), data);
             }
         }
         io.into_iter().for_each(|io| self.contexts.give(io));
-        self.noted(fetched.map(|()| true))
+        self.noted(fetched.map(|()| misses > 0))
+    }
+
+    /// As [`Self::fetch`], counted.
+    fn fetch_missed(
+        &self,
+        (first, missed): (u64, &Set),
+        ahead: u64,
+        blocks: &mut [[u8; BLOCK_SIZE]],
+    ) -> Result<(), DriveError> {
+        if missed.len() < blocks.len() as u64 {
+            self.mixed.fetch_add(1, Ordering::Relaxed);
+        }
+        let start = Instant::now();
+        let fetched = self.fetch((first, missed), ahead, blocks);
+        self.missed_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        fetched
     }
 
     /// How many blocks to read ahead behind a read of `count` blocks from `first` on.
@@ -610,7 +641,7 @@ impl Cached {
             let mut shard = self.shard(&piece).lock();
             let lacks = |at: &u64| !shard.has(piece.key + *at as u32);
             let bits = (0..piece.count).filter(lacks).fold(0, |bits, at| bits | 1 << at);
-            if bits != 0 && shard.begin_fill(id, piece.first, bits, false) {
+            if bits != 0 && shard.begin_fill(id, piece.first, bits) {
                 absent.add((piece.first - first) as usize, bits);
                 end = piece.first + 64 - u64::from(bits.leading_zeros());
             }
@@ -628,7 +659,7 @@ impl Cached {
             let data = window[from.min(window.len())..].as_chunks().0;
             if bits != 0 {
                 let given = |n: usize| Given::Plain(&data[n]);
-                self.keep(io.as_mut(), id, (&piece, bits), Came::Ahead, given);
+                self.keep(io.as_mut(), id, (&piece, bits), (Came::Ahead, 0), given);
             }
         }
         io.into_iter().for_each(|io| self.contexts.give(io));
@@ -716,7 +747,7 @@ impl Drive for Cached {
             let from = (piece.first - blocks.start) as usize;
             let all = (&piece, shard::all(piece.count));
             let (_, given) = given.split_at(from);
-            self.keep(io.as_mut(), id, all, Came::Written, |at| given.at(at));
+            self.keep(io.as_mut(), id, all, (Came::Written, 0), |at| given.at(at));
         }
         io.into_iter().for_each(|io| self.contexts.give(io));
         self.noted(result)

@@ -20,6 +20,8 @@ pub enum Bug {
     KeepZeroed,
     /// A write leaves the seal of what its block had before.
     SealOverWrite,
+    /// A block whose copy goes to the page cache is sealed although it was written meanwhile.
+    SealGivenOverWrite,
 }
 
 crate::planted::plantable!(Bug, shuttle);

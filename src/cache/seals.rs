@@ -49,6 +49,15 @@ impl Chunk {
     }
 }
 
+/// Of what a seal is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Of {
+    /// The page cache has the block.
+    pub above: bool,
+    /// It got the block from a copy, which went.
+    pub given: bool,
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Seals {
@@ -56,7 +65,7 @@ pub struct Seals {
     hints: Option<Arc<Hints>>,
 }
 
-/// Where the seals of a set are, of which a key has one: their chunk, and the first of them.
+/// Where the seals of a set are: their chunk, and the first of them.
 #[derive(Clone, Copy)]
 struct Set {
     chunk: usize,
@@ -84,47 +93,69 @@ impl Seals {
         self.chunks.len() as u64 * each
     }
 
-    fn set_of(&self, key: u32) -> Set {
+    /// The two sets of a key; they may be the same.
+    fn sets_of(&self, key: u32) -> [Set; 2] {
         let sets = self.chunks.len() * CHUNK / WAYS;
-        let set = ((u64::from(spread(key)) * sets as u64) >> 32) as usize;
-        Set { chunk: set * WAYS / CHUNK, first: set * WAYS % CHUNK }
+        [key, !key].map(|key| {
+            let set = ((u64::from(spread(key)) * sets as u64) >> 32) as usize;
+            Set { chunk: set * WAYS / CHUNK, first: set * WAYS % CHUNK }
+        })
     }
 
-    fn find(&self, key: u32) -> Option<(&Chunk, usize)> {
-        let Set { chunk, first } = self.set_of(key);
-        let chunk = self.chunks.get(chunk)?;
-        let keys = chunk.keys.get(first..first + WAYS)?;
-        Some((chunk, first + keys.iter().position(|there| *there == key)?))
+    /// The keys of a set; none if it has no memory yet.
+    fn keys(&self, set: Set) -> &[u32] {
+        let keys = self.chunks.get(set.chunk).map(|chunk| &chunk.keys[..]);
+        keys.and_then(|keys| keys.get(set.first..set.first + WAYS)).unwrap_or_default()
+    }
+
+    /// The set with the seal of a key, and its place there.
+    fn find(&self, key: u32) -> Option<(Set, usize)> {
+        self.sets_of(key).into_iter().find_map(|set| {
+            let at = self.keys(set).iter().position(|there| *there == key)?;
+            Some((set, set.first + at))
+        })
     }
 
     fn word(&self, key: u32) -> Option<u128> {
-        self.find(key).map(|(chunk, at)| chunk.words[at])
+        self.find(key).map(|(set, at)| self.chunks[set.chunk].words[at])
     }
 
     fn word_mut(&mut self, key: u32) -> Option<&mut u128> {
-        let at = self.find(key)?.1;
-        let Set { chunk, .. } = self.set_of(key);
-        Some(&mut self.chunks[chunk].words[at])
+        self.find(key).map(|(set, at)| &mut self.chunks[set.chunk].words[at])
     }
 
-    /// Seals a block that the page cache now has (`above`) or lacks.
-    pub fn set(&mut self, key: u32, seal: Seal, above: bool) {
-        let old = self.find(key).map(|(chunk, at)| (at, chunk.words[at] & GIVEN));
-        let Set { chunk, first } = self.set_of(key);
-        let Some(chunk) = self.chunks.get_mut(chunk) else { return };
+    /// The place for a seal of a block without one: the last that is in use of the set with fewer,
+    /// or the first free one there. `None`: there is no memory.
+    fn place(&mut self, key: u32) -> Option<(Set, usize)> {
+        let free = |set: Set| match self.keys(set) {
+            [] => WAYS,
+            keys => keys.iter().filter(|there| **there == NONE).count(),
+        };
+        let [one, other] = self.sets_of(key);
+        let set = if free(other) > free(one) { other } else { one };
+        let chunk = self.chunks.get_mut(set.chunk)?;
         if !chunk.fill() {
-            return;
+            return None;
         }
-        // The newest comes first. The block's own goes, or there is a free place, or the oldest
-        // goes.
-        let free = || chunk.keys[first..first + WAYS].iter().position(|there| *there == NONE);
-        let oldest = || first + free().unwrap_or(WAYS - 1);
-        let (last, given) = old.unwrap_or_else(|| (oldest(), 0));
+        let free = chunk.keys[set.first..set.first + WAYS].iter().position(|there| *there == NONE);
+        Some((set, set.first + free.unwrap_or(WAYS - 1)))
+    }
+
+    /// Seals a block.
+    pub fn set(&mut self, key: u32, seal: Seal, of: Of) {
+        let given = self.word(key).map_or(0, |word| word & GIVEN);
+        let given = if of.given { GIVEN } else { given };
+        // The block's own place, or a free one, or that of the oldest.
+        let Some((Set { chunk, first }, last)) = self.find(key).or_else(|| self.place(key)) else {
+            return;
+        };
+        let chunk = &mut self.chunks[chunk];
         let gone = (chunk.keys[last] != NONE).then(|| Seal::new(chunk.words[last]));
+        // The newest comes first.
         chunk.keys.copy_within(first..last, first + 1);
         chunk.words.copy_within(first..last, first + 1);
         chunk.keys[first] = key;
-        chunk.words[first] = seal.hash() | given | if above { ABOVE } else { 0 };
+        chunk.words[first] = seal.hash() | given | if of.above { ABOVE } else { 0 };
         if let (Some(hints), Some(gone)) = (&self.hints, gone.filter(|gone| *gone != seal)) {
             hints.forget(gone);
         }
@@ -147,11 +178,6 @@ impl Seals {
         }
     }
 
-    /// The page cache gets the block, whose copy may go; `false`: the block has no seal.
-    pub fn give(&mut self, key: u32) -> bool {
-        self.word_mut(key).map(|word| *word |= ABOVE | GIVEN).is_some()
-    }
-
     /// Whether the block's copy was once given away.
     pub fn was_given(&self, key: u32) -> bool {
         self.word(key).is_some_and(|word| word & GIVEN != 0)
@@ -166,12 +192,11 @@ impl Seals {
 
     /// Removes the seal of a block.
     pub fn remove(&mut self, key: u32) {
-        let Some((at, word)) = self.find(key).map(|(chunk, at)| (at, chunk.words[at])) else {
-            return;
-        };
-        let Set { chunk, .. } = self.set_of(key);
-        self.chunks[chunk].keys[at] = NONE;
-        self.hints.iter().for_each(|hints| hints.forget(Seal::new(word)));
+        let Some((set, at)) = self.find(key) else { return };
+        let chunk = &mut self.chunks[set.chunk];
+        chunk.keys[at] = NONE;
+        let gone = Seal::new(chunk.words[at]);
+        self.hints.iter().for_each(|hints| hints.forget(gone));
     }
 
     /// Removes the seals of the keys that are `inside`.
@@ -185,22 +210,37 @@ impl Seals {
 mod tests {
     use super::*;
 
+    const ABOVE: Of = Of { above: true, given: false };
+    const BELOW: Of = Of { above: false, given: false };
+
     #[test]
     fn a_seal_is_of_the_newest_content() {
         let hints = Arc::new(Hints::with_room(64 << 10));
         let mut seals = Seals::with_room(6 << 10, &hints);
         let seal = |n: u128| Seal::new(n << 8);
-        seals.set(7, seal(1), true);
+        seals.set(7, seal(1), ABOVE);
         assert!(seals.has(7, seal(1)) && seals.is_above(7) && !seals.has(8, seal(1)));
-        seals.set(7, seal(2), true);
+        seals.set(7, seal(2), ABOVE);
         assert!(seals.has(7, seal(2)) && !seals.has(7, seal(1)));
         seals.dropped(7);
         assert!(!seals.is_above(7) && !seals.was_given(7));
-        assert!(seals.give(7) && seals.is_above(7) && seals.was_given(7));
-        seals.set(7, seal(3), false);
+        seals.set(7, seal(2), Of { above: true, given: true });
+        assert!(seals.has(7, seal(2)) && seals.is_above(7) && seals.was_given(7));
+        seals.set(7, seal(3), BELOW);
         assert!(seals.was_given(7) && !seals.is_above(7));
         seals.remove(7);
-        assert!(!seals.has(7, seal(3)) && !seals.give(7) && !seals.was_given(7));
+        assert!(!seals.has(7, seal(3)) && !seals.was_given(7));
+    }
+
+    #[test]
+    fn nearly_all_places_are_in_use_before_one_has_to_go() {
+        let hints = Arc::new(Hints::with_room(1 << 20));
+        let mut seals = Seals::with_room(1 << 20, &hints);
+        let count = (seals.bytes() / Seals::EACH) as u32 / 100 * 95;
+        let seal = |key: u32| Seal::new(u128::from(key) << 8);
+        (0..count).for_each(|key| seals.set(key, seal(key), ABOVE));
+        let lost = (0..count).filter(|key| !seals.has(*key, seal(*key))).count() as u32;
+        assert!(lost * 200 < count, "{lost} of {count}");
     }
 
     #[test]
@@ -209,7 +249,7 @@ mod tests {
         let mut seals = Seals::with_room(6 << 10, &hints);
         assert!((5 << 10..6 << 10).contains(&seals.bytes()));
         for key in 0..10_000 {
-            seals.set(key, Seal::new(u128::from(key) << 8), false);
+            seals.set(key, Seal::new(u128::from(key) << 8), BELOW);
         }
         let there = |key: &u32| seals.has(*key, Seal::new(u128::from(*key) << 8));
         assert!((0..10_000).filter(there).count() == 256);
@@ -219,7 +259,8 @@ mod tests {
             !seals.has(9_999, Seal::new(9_999 << 8)) && seals.has(9_990, Seal::new(9_990 << 8))
         );
         let mut none = Seals::default();
-        none.set(1, Seal::new(256), true);
+        none.remove(1);
+        none.set(1, Seal::new(256), ABOVE);
         assert!(!none.has(1, Seal::new(256)) && none.bytes() == 0);
     }
 }

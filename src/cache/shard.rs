@@ -9,7 +9,7 @@ use super::planted::{self, Bug};
 use super::policy::{Came, Fate, Gate, Queue, Rules};
 use super::record::Header;
 use super::seal::Seal;
-use super::seals::Seals;
+use super::seals::{Of, Seals};
 use super::segment::Segment;
 use super::segments::Segments;
 use super::table::{Place, SEGMENT_MAX, Table};
@@ -20,6 +20,10 @@ use std::sync::Arc;
 
 /// The smallest segment in bytes.
 const SEGMENT_MIN: usize = 16 << 10;
+/// Blocks of a run, 128 KiB: of those that the page cache drops one after the other, copies go where
+/// that of the first went. A request for a run of which one block has to come from a disk takes
+/// about as long as if all had.
+const RUN: u32 = 32;
 
 /// What became of blocks that were read ahead, in all shards.
 #[derive(Debug, Default)]
@@ -44,6 +48,8 @@ pub struct Shard {
     flights: Flights,
     /// Of blocks that a page cache above may have; empty if none is followed.
     seals: Seals,
+    /// The run of the block that the page cache dropped last, and where its copy went.
+    dropped_last: Option<(u32, (Queue, u8))>,
     counts: CacheCounts,
     ahead: Arc<Ahead>,
 }
@@ -67,6 +73,7 @@ impl Shard {
             segments,
             flights: Flights::default(),
             seals: Seals::default(),
+            dropped_last: None,
             counts: CacheCounts::default(),
             ahead,
         }
@@ -150,8 +157,8 @@ impl Shard {
     }
 
     /// Seals a block that is alive; see [`Seals::set`].
-    pub fn seal(&mut self, key: u32, seal: Seal, above: bool) {
-        self.seals.set(key, seal, above);
+    pub fn seal(&mut self, key: u32, seal: Seal, of: Of) {
+        self.seals.set(key, seal, of);
     }
 
     /// Whether a page cache above is to have the block.
@@ -159,11 +166,10 @@ impl Shard {
         self.seals.is_above(key)
     }
 
-    /// The block has been read from its copy, which the page cache above has now.
+    /// The block has been read from its copy, which the page cache above gets; a fill has begun, at
+    /// whose end the block is sealed.
     pub fn give(&mut self, key: u32) {
-        if self.seals.give(key) {
-            self.counts.given_blocks += u64::from(self.forget(key).is_some());
-        }
+        self.counts.given_blocks += u64::from(self.forget(key).is_some());
     }
 
     /// A page cache above has dropped a page. Whether its content is that of the block.
@@ -188,13 +194,14 @@ impl Shard {
         Some((queue, place.hits()))
     }
 
+    /// Counts the blocks whose bits are set as missed.
+    pub fn missed(&mut self, blocks: u64) {
+        self.counts.missed_blocks += u64::from(blocks.count_ones());
+    }
+
     /// Begins a fill: a read of the blocks whose bits are set in `wanted`, counted from `first` on.
-    /// If `asked`, they count as missed. Whether any of them may be kept; then the caller calls
-    /// [`Shard::end`].
-    pub fn begin_fill(&mut self, id: u64, first: u64, wanted: u64, asked: bool) -> bool {
-        if asked {
-            self.counts.missed_blocks += u64::from(wanted.count_ones());
-        }
+    /// Whether any of them may be kept; then the caller calls [`Shard::end`].
+    pub fn begin_fill(&mut self, id: u64, first: u64, wanted: u64) -> bool {
         self.flights.fill(id, first, wanted)
     }
 
@@ -242,8 +249,22 @@ impl Shard {
     }
 
     /// Keeps a copy, if the rules and the machine's memory allow it. One that replaces a dropped
-    /// copy gets the queue and the hits that this had `before`.
+    /// copy gets the queue and the hits that this had `before`. A block that the page cache has
+    /// dropped needs no seal any more.
     pub fn keep(
+        &mut self,
+        header: &Header,
+        record: &[u8],
+        came: Came,
+        before: Option<(Queue, u8)>,
+    ) {
+        self.keep_copy(header, record, came, before);
+        if came == Came::Dropped {
+            self.seals.remove(header.key);
+        }
+    }
+
+    fn keep_copy(
         &mut self,
         header: &Header,
         record: &[u8],
@@ -274,11 +295,29 @@ impl Shard {
     fn place_new(&mut self, header: &Header, came: Came) -> Option<(Queue, u8)> {
         let remembered = self.ghosts.take(header.key);
         self.counts.ghosts_hit_blocks += u64::from(remembered && came == Came::Missed);
-        self.counts.dropped_pages += u64::from(came == Came::Dropped);
-        if came == Came::Dropped && self.seals.was_given(header.key) {
-            // It was asked for while it had a copy.
-            return Some((Queue::Main, 0));
+        if came != Came::Dropped {
+            return self.place_by_rules(header, came, remembered);
         }
+        self.counts.dropped_pages += 1;
+        let run = header.key / RUN;
+        if let Some((_, place)) = self.dropped_last.filter(|(last, _)| *last == run) {
+            return Some(place);
+        }
+        let place = match self.seals.was_given(header.key) {
+            // It was asked for while it had a copy.
+            true => Some((Queue::Main, 0)),
+            false => self.place_by_rules(header, came, remembered),
+        };
+        self.dropped_last = place.map(|place| (run, place));
+        place
+    }
+
+    fn place_by_rules(
+        &mut self,
+        header: &Header,
+        came: Came,
+        remembered: bool,
+    ) -> Option<(Queue, u8)> {
         let most = self.for_frames().saturating_sub(self.segments.len() as u64);
         let bytes = (self.segments.live(Queue::Main), most);
         // A copy of the gate, so that the closure can borrow `self`.

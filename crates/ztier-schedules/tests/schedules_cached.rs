@@ -265,21 +265,39 @@ fn dropped_pages_beside_a_writer() {
     check(&drive, &cached, &[5]);
 }
 
-const TESTS: [fn(); 6] = [
+/// A page with what a write was to store, which failed, is dropped.
+fn a_dropped_page_of_a_write_that_failed() {
+    let (drive, cached) = drive(9);
+    cached.follow(0).unwrap();
+    assert_eq!(read(&cached, 9), 0);
+    let dropper = {
+        let cached = Arc::clone(&cached);
+        thread::spawn(move || cached.dropped(&content(9, 1).try_into().unwrap()))
+    };
+    assert!(!write(&cached, 9, 1));
+    dropper.join().unwrap();
+    cached.dropped(&content(9, 1).try_into().unwrap());
+    assert_eq!(read(&cached, 9), 0, "it was never stored");
+    check(&drive, &cached, &[9]);
+}
+
+const TESTS: [fn(); 7] = [
     dropped_pages_beside_a_writer,
     readers_beside_a_writer,
     writers_of_the_same_blocks,
     eviction_beside_everything,
     zeroes_of_everything,
     a_write_that_fails,
+    a_dropped_page_of_a_write_that_failed,
 ];
 
 /// One test function: a planted bug holds for the whole process, so no other test may run
 /// meanwhile.
 #[test]
 fn every_schedule_holds_and_every_planted_bug_is_found() {
-    let bugs: [(Bug, fn()); 9] = [
+    let bugs: [(Bug, fn()); 11] = [
         (Bug::SealOverWrite, TESTS[0]),
+        (Bug::SealGivenOverWrite, TESTS[0]),
         (Bug::FillOverWrite, TESTS[0]),
         (Bug::FillBesideWriter, TESTS[0]),
         (Bug::FillOverWrite, TESTS[1]),
@@ -288,6 +306,7 @@ fn every_schedule_holds_and_every_planted_bug_is_found() {
         (Bug::ServeWhateverIsThere, TESTS[3]),
         (Bug::KeepZeroed, TESTS[4]),
         (Bug::KeepFailedWrite, TESTS[5]),
+        (Bug::KeepFailedWrite, TESTS[6]),
     ];
     hold_and_find(&TESTS, &bugs, plant);
 }

@@ -4,11 +4,12 @@
 
 mod support;
 
-use support::{lab, nothing_left, ok, setup};
+use support::{SOON, lab, nothing_left, ok, setup};
 use ztier_vm::Machine;
 
-/// Programs and page cache have a control group of this many MiB, the cache as many, files twice.
-const SHORT: u32 = 32;
+/// Programs and page cache have a control group of this many MiB, the cache as many, files half as
+/// many more.
+const SHORT: u32 = 16;
 
 /// A number in what `ztier status` says of the cache.
 fn count(machine: &Machine, name: &str) -> u64 {
@@ -45,7 +46,7 @@ fn files_live_on_it(machine: &Machine, kind: &str) {
              mount /dev/ztier/c /mnt && sleep 3"
         ),
     );
-    let size = 2 * SHORT;
+    let size = SHORT + SHORT / 2;
     let fio = format!(
         "fio --name=v --directory=/mnt --size={size}M --bs=4k --ioengine=psync \
              --buffer_compress_percentage=50 --verify=crc32c --verify_fatal=1 --output=/tmp/fio"
@@ -54,12 +55,13 @@ fn files_live_on_it(machine: &Machine, kind: &str) {
     for how in [
         "--rw=write --do_verify=0",
         "--rw=randread --verify_only",
-        "--rw=randrw --rwmixread=50 --io_size=24M --fsync=64",
-        "--rw=randwrite --io_size=8M",
-        "--rw=randread --io_size=48M --verify=0",
+        "--rw=randrw --rwmixread=50 --io_size=8M --fsync=64",
+        "--rw=randwrite --io_size=2M",
+        "--rw=randread --io_size=12M --verify=0",
     ] {
         let script = format!("{in_group}; {fio} {how} || {{ cat /tmp/fio; exit 1; }}");
-        ok(machine, &script);
+        // Thousands of requests, each through the emulated kernel and the daemon.
+        machine.ok(&script, SOON * 3).unwrap_or_else(|e| panic!("{kind}: {how}: {e}"));
     }
     let names = [
         "seen_pages",
@@ -76,7 +78,7 @@ fn files_live_on_it(machine: &Machine, kind: &str) {
     );
     let damaged = count(machine, "damaged_copies");
     ok(machine, "umount /mnt; ztier down c");
-    assert!(dropped > 4000 && given > 1000, "{dropped} {given}");
+    assert!(dropped > 1000 && given > 250, "{dropped} {given}");
     assert_eq!(damaged, 0);
     nothing_left(machine);
 }
