@@ -6,7 +6,8 @@
 
 use super::above::{self, Above};
 use super::flights::GROUP;
-use super::io_context::{IoContext, IoContexts, Most};
+use super::io_context::{IoContext, IoContexts};
+use super::limit::{check_limit, share};
 use super::planted::{self, Bug};
 use super::policy::{Came, Rules};
 use super::seal::Seal;
@@ -17,7 +18,7 @@ use super::streams::{Streams, Ticket};
 use super::table::SEGMENT_MAX;
 use super::window_set::{Set, WINDOW};
 use crate::BLOCK_SIZE;
-use crate::error::{Error, Result as Checked};
+use crate::error::Result as Checked;
 use crate::media::{ALIGN, Blocks, Commit, Drive, DriveError, Failures, Given, Pool};
 use crate::stats::{CacheCounts, CacheStats};
 use crate::sync::Mutex;
@@ -28,8 +29,6 @@ use std::time::{Duration, Instant};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
-/// The least limit that is not 0, in bytes.
-pub const RAM_LIMIT_MIN: u64 = 1 << 20;
 /// Most blocks with a copy that are read along between two without: a disk moves these in less time
 /// than another request takes, and a head that has passed the next block waits for a turn of the
 /// disk.
@@ -37,18 +36,6 @@ const HOLE: usize = 32;
 /// Least bytes of a shard, and most shards.
 const SHARD_MIN: u64 = 4 << 20;
 const SHARDS_MAX: u64 = 16;
-/// Most I/O contexts: requests that can compute at the same time. None has one while it waits for
-/// the drive.
-const CONTEXTS_MAX: u64 = 16;
-/// One in this many bytes of the limit may be taken by all contexts, and by one readahead window.
-const CONTEXTS_PART: u64 = 8;
-const AHEAD_PART: u64 = 32;
-/// Bytes of the largest and of the smallest readahead window; fewest and most windows; and, one in
-/// this many bytes, the part of the limit that more than the fewest may take.
-const AHEAD_MAX: u64 = 1 << 20;
-const AHEAD_MIN: u64 = 128 << 10;
-const AHEADS: (u64, u64) = (2, 8);
-const AHEADS_PART: u64 = 16;
 /// If less than one in this many bytes of the limit is free, nearly all of it is in use.
 const SPARE_PART: u64 = 8;
 /// From this many blocks on, zeroing a range scans the index instead of looking up each block.
@@ -85,29 +72,6 @@ pub struct Cached {
     errors: AtomicU64,
 }
 
-/// How a limit is divided.
-struct Share {
-    most: Most,
-    shard: u64,
-}
-
-/// Divides `limit` among shards; with a page cache above, that is followed, which reads ahead by
-/// itself. Its bytes are counted by no shard.
-fn share(limit: u64, shards: u64, context_bytes: u64, above: Option<&Above>) -> Share {
-    if limit == 0 {
-        return Share { most: Most::default(), shard: 0 };
-    }
-    let window = (limit / AHEAD_PART).min(AHEAD_MAX) / BLOCK * BLOCK;
-    let most = if above.is_some() { AHEADS.0 } else { AHEADS.1 };
-    let windows = (limit / AHEADS_PART / window.max(1)).clamp(AHEADS.0, most) as usize;
-    let (windows, window) = if window < AHEAD_MIN { (0, 0) } else { (windows, window as usize) };
-    let contexts = (limit / CONTEXTS_PART / context_bytes).clamp(1, CONTEXTS_MAX) as usize;
-    let most = Most { contexts, windows, window };
-    let beside = above.map_or(0, Above::bytes);
-    let fixed = most.bytes(context_bytes) + fixed_bytes(shards) + beside;
-    Share { most, shard: limit.saturating_sub(fixed) / shards }
-}
-
 /// Bytes that do not depend on the limit.
 fn fixed_bytes(shards: u64) -> u64 {
     shards * size_of::<Mutex<Shard>>() as u64 + size_of::<Cached>() as u64
@@ -115,7 +79,7 @@ fn fixed_bytes(shards: u64) -> u64 {
 
 impl Cached {
     /// A read cache of `drive` with at most `limit` bytes of memory: 0, or at least
-    /// [`RAM_LIMIT_MIN`]. The limit can later be raised up to `most` bytes.
+    /// [`super::RAM_LIMIT_MIN`]. The limit can later be raised up to `most` bytes.
     ///
     /// # Errors
     /// There is no address space for `most` bytes.
@@ -176,7 +140,7 @@ impl Cached {
     /// Changes the limit. What exceeds it is freed when this returns.
     ///
     /// # Errors
-    /// A limit that is neither 0 nor at least [`RAM_LIMIT_MIN`]; then nothing changes.
+    /// A limit that is neither 0 nor at least [`super::RAM_LIMIT_MIN`]; then nothing changes.
     pub fn set_limit(&self, bytes: u64) -> Checked<()> {
         check_limit(bytes)?;
         self.share_out(bytes, false);
@@ -194,7 +158,9 @@ impl Cached {
             self.above.lock().clone_from(&above);
         }
         let shards = self.shards.len() as u64;
-        let share = share(bytes, shards, self.context_bytes, above.as_deref());
+        let beside = fixed_bytes(shards) + above.as_ref().map_or(0, |above| above.bytes());
+        // A page cache reads ahead by itself.
+        let share = share(bytes, (shards, beside), self.context_bytes, above.is_none());
         let seals = above::seals(bytes) / shards;
         self.limit.store(bytes, Ordering::Relaxed);
         self.contexts.limit(share.most);
@@ -690,18 +656,6 @@ impl Cached {
         self.shards.iter().for_each(|shard| shard.lock().end(id, first));
         result
     }
-}
-
-/// Checks a limit in bytes.
-///
-/// # Errors
-/// It is neither 0 nor at least [`RAM_LIMIT_MIN`].
-pub fn check_limit(bytes: u64) -> Checked<()> {
-    if bytes == 0 || bytes >= RAM_LIMIT_MIN {
-        return Ok(());
-    }
-    Err(Error::usage(format!("ram-limit {bytes} is too little for a cache"))
-        .hint("give at least 1M, or 0 for none"))
 }
 
 impl Drive for Cached {

@@ -14,6 +14,7 @@ mod flights;
 mod ghosts;
 mod hints;
 mod io_context;
+mod limit;
 pub mod planted;
 pub mod policy;
 mod record;
@@ -28,4 +29,5 @@ mod streams;
 mod table;
 mod window_set;
 
-pub use cached::{Cached, RAM_LIMIT_MIN, check_limit};
+pub use cached::Cached;
+pub use limit::{RAM_LIMIT_MIN, check_limit};

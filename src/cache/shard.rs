@@ -20,9 +20,9 @@ use std::sync::Arc;
 
 /// The smallest segment in bytes.
 const SEGMENT_MIN: usize = 16 << 10;
-/// Blocks of a run, 128 KiB: of those that the page cache drops one after the other, copies go where
-/// that of the first went. A request for a run of which one block has to come from a disk takes
-/// about as long as if all had.
+/// Blocks of a run, 128 KiB: of those that the page cache drops one after the other, copies go
+/// where that of the first went. A request for a run of which one block has to come from a disk
+/// takes about as long as if all had.
 const RUN: u32 = 32;
 
 /// What became of blocks that were read ahead, in all shards.

@@ -176,6 +176,12 @@ pub trait Device: Send + Sync + 'static {
         false
     }
 
+    /// Whether what is written goes to a drive as it is: then memory that begins at a multiple of a
+    /// block is written without a copy, in one piece.
+    fn writes_through(&self) -> bool {
+        false
+    }
+
     /// The least request size in bytes that is faster through [`Channel::ship`]; `None`: no size
     /// is.
     fn worth_shipping(&self) -> Option<usize> {

@@ -179,6 +179,10 @@ impl Device for PassthroughVolume {
         true
     }
 
+    fn writes_through(&self) -> bool {
+        true
+    }
+
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
         ready_to_wait();
         let counters = self.accounts.enter();

@@ -35,7 +35,7 @@ const O_DSYNC: i32 = rustix::fs::OFlags::DSYNC.bits() as i32;
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 
-/// A thread's channel into the device, and the buffer for its reads.
+/// A thread's channel into the device, and a buffer for what it reads, or writes aligned.
 struct IoSlot {
     channel: Box<dyn Channel>,
     buf: Box<[u8]>,
@@ -277,11 +277,22 @@ impl Filesystem for BlockFile {
         let Some(len) = self.clip(offset, data.len() as u64) else {
             return reply.error(Errno::ENOSPC);
         };
-        let fua = flags.0 & O_DSYNC != 0;
-        let request = Request::Write { offset, data: &data[..len as usize], fua };
-        match self.submit(request, arrived) {
+        let (fua, data) = (flags.0 & O_DSYNC != 0, &data[..len as usize]);
+        let result = self.with_slot(|slot| {
+            // The library's buffer begins with a header: a drive would get pieces of a copy.
+            let aligned = &mut slot.buf[slot.start..];
+            let data = match aligned.get_mut(..data.len()) {
+                Some(aligned) if self.device.writes_through() => {
+                    aligned.copy_from_slice(data);
+                    aligned
+                }
+                _ => data,
+            };
+            slot.channel.submit(Request::Write { offset, data, fua }, arrived)
+        });
+        match result {
             Ok(()) => reply.written(len as u32),
-            Err(e) => reply.error(e),
+            Err(e) => reply.error(errno(e)),
         }
     }
 
