@@ -60,13 +60,35 @@ impl PageCache {
             assert!(*data == content(block), "block {block}");
         }
         if self.runs.len() > self.room {
-            let gone = self.runs.pop_front().unwrap();
-            for block in gone * RUN..(gone + 1) * RUN {
-                self.unknown += u64::from(!self.cached.dropped(&content(block)));
-                self.dropped += 1;
-            }
+            self.drop_oldest();
         }
     }
+
+    fn drop_oldest(&mut self) {
+        let Some(gone) = self.runs.pop_front() else { return };
+        for block in gone * RUN..(gone + 1) * RUN {
+            self.unknown += u64::from(!self.cached.dropped(&content(block)));
+            self.dropped += 1;
+        }
+    }
+
+    /// Drops all, as `/proc/sys/vm/drop_caches` does.
+    fn drop_all(&mut self) {
+        while !self.runs.is_empty() {
+            self.drop_oldest();
+        }
+    }
+}
+
+/// A drive of `runs` runs, and a page cache with room for `room` above a cache of `limit` bytes.
+fn rig(runs: u64, room: usize, limit: u64) -> (Arc<RamDrive>, PageCache) {
+    let drive = Arc::new(RamDrive::new(runs * RUN * BLOCK));
+    for block in 0..runs * RUN {
+        drive.write(block * BLOCK, &content(block)).unwrap();
+    }
+    let cached = Cached::over(Arc::clone(&drive) as Arc<dyn Drive>, limit, limit).unwrap();
+    cached.follow(0).unwrap();
+    (drive, PageCache { cached, runs: VecDeque::new(), room, unknown: 0, dropped: 0 })
 }
 
 /// A file that is larger than page cache and pool together, read in random order, all of it once in
@@ -109,4 +131,29 @@ fn a_file_about_as_large_as_memory_is_read_less_from_the_drive() {
     let reads = (drive.reads.load(Ordering::SeqCst) - reads) as f64;
     assert!(reads < 0.85 * others, "{reads} reads, {others:.0} without");
     cached.audit().unwrap();
+}
+
+/// What is read again and again stays when a scan of much that is read once is dropped, a part at a
+/// time as by reclaim, or all at once as by `drop_caches`.
+#[test]
+fn dropping_all_that_a_scan_has_read_leaves_hot_copies() {
+    for at_once in [false, true] {
+        let (hot, scanned) = (100, 1500);
+        let (drive, mut above) = rig(hot + scanned, 200, 12 * MIB);
+        for _ in 0..4 {
+            (0..hot).for_each(|run| above.read(run));
+            above.drop_all();
+        }
+        for run in hot..hot + scanned {
+            above.read(run);
+            if at_once && run % 150 == 0 {
+                above.drop_all();
+            }
+        }
+        above.drop_all();
+        let reads = drive.reads.load(Ordering::SeqCst);
+        (0..hot).for_each(|run| above.read(run));
+        let lost = drive.reads.load(Ordering::SeqCst) - reads;
+        assert!(lost * 10 <= hot, "{lost} of {hot} came from the drive, at once: {at_once}");
+    }
 }

@@ -11,8 +11,36 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use ztier::error::{Context, Error, Result};
 
-const PREFIX: &str = "linux-image-6.12.";
-const SUITE: &str = "bookworm-backports";
+/// A series of Debian's kernels.
+#[derive(Debug, PartialEq, Eq)]
+struct Series {
+    /// What `ZTIER_VM_SERIES` calls it.
+    name: &'static str,
+    suite: &'static str,
+    /// Beginning and end of the names of its packages.
+    begin: &'static str,
+    end: &'static str,
+    /// Beginning of the names of the packages with its modules, if these are other ones.
+    modules: Option<&'static str>,
+}
+
+/// The default series comes first.
+const SERIES: [Series; 2] = [
+    Series {
+        name: "6.12",
+        suite: "bookworm-backports",
+        begin: "linux-image-6.12.",
+        end: "-unsigned",
+        modules: None,
+    },
+    Series {
+        name: "7.3",
+        suite: "trixie-backports",
+        begin: "linux-binary-unsigned-7.3.",
+        end: "",
+        modules: Some("linux-modules-7.3."),
+    },
+];
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// A flavour of Debian's kernels.
@@ -26,12 +54,47 @@ pub enum Flavour {
 }
 
 impl Flavour {
-    /// Suffix of the names of its packages.
-    fn suffix(self) -> &'static str {
+    /// Its part of the names of its packages.
+    fn part(self) -> &'static str {
         match self {
-            Self::Cloud => "-cloud-amd64-unsigned",
-            Self::Full => "-amd64-unsigned",
+            Self::Cloud => "-cloud-amd64",
+            Self::Full => "-amd64",
         }
+    }
+}
+
+impl Series {
+    fn chosen() -> Result<&'static Self> {
+        let Ok(name) = std::env::var("ZTIER_VM_SERIES") else { return Ok(&SERIES[0]) };
+        SERIES.iter().find(|series| series.name == name).ok_or_else(|| {
+            let known = SERIES.map(|series| series.name).join(", ");
+            Error::usage(format!("ZTIER_VM_SERIES={name}: no such series"))
+                .hint(format!("give one of {known}"))
+        })
+    }
+
+    /// The version of a package of this series and flavour, as numbers. The first is the patch
+    /// level; Debian's own revisions follow it.
+    fn version(&self, name: &str, flavour: Flavour) -> Option<Vec<u32>> {
+        let rest = name.strip_prefix(self.begin)?.strip_suffix(self.end)?;
+        let rest = rest.strip_suffix(flavour.part())?;
+        if rest.contains('-') {
+            return None; // of another flavour
+        }
+        let numbers = rest.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty());
+        numbers.map(|n| n.parse().ok()).collect()
+    }
+
+    /// The newest kernel package of this flavour.
+    fn newest(&self, names: impl IntoIterator<Item = String>, flavour: Flavour) -> Option<String> {
+        let known = names.into_iter();
+        let known = known.filter_map(|name| Some((Reverse(self.version(&name, flavour)?), name)));
+        known.min().map(|(_, name)| name)
+    }
+
+    /// The package with the modules of a kernel package.
+    fn modules_of(&self, package: &str) -> Option<String> {
+        Some(format!("{}{}", self.modules?, package.strip_prefix(self.begin)?))
     }
 }
 
@@ -44,15 +107,16 @@ pub struct Kernel {
 
 impl Kernel {
     /// The newest unpacked kernel; if there is none, or with `renew`, the newest in Debian's
-    /// archive.
+    /// archive; of the series that `ZTIER_VM_SERIES` names.
     ///
     /// # Errors
     /// No kernel is unpacked, and none can be downloaded.
     pub fn open(cache: &Cache, flavour: Flavour, renew: bool) -> Result<Self> {
-        if !renew && let Some(name) = newest(cache.names(PREFIX), flavour) {
+        let series = Series::chosen()?;
+        if !renew && let Some(name) = series.newest(cache.names(series.begin), flavour) {
             return Self::unpacked(cache.path(&name));
         }
-        let apt = Apt::new(cache)?;
+        let apt = Apt::new(cache, series)?;
         let name = apt.newest(flavour)?;
         Self::unpacked(cache.get(&name, |path| apt.unpack(&name, path))?)
     }
@@ -117,24 +181,25 @@ pub(crate) fn mirror() -> String {
 
 /// apt-get with private lists and packages.
 struct Apt {
+    series: &'static Series,
     options: Vec<String>,
 }
 
 impl Apt {
-    fn new(cache: &Cache) -> Result<Self> {
+    fn new(cache: &Cache, series: &'static Series) -> Result<Self> {
         for program in ["apt-get", "apt-cache", "dpkg-deb", "xz", "depmod"] {
             if find(program).is_none() {
                 return Err(Error::failure(format!("no {program}, and no kernel unpacked")));
             }
         }
-        let home = cache.path("apt");
+        let home = cache.path(&format!("apt-{}", series.suite));
         fs::create_dir_all(home.join("lists/partial")).context("cannot make apt's directory")?;
         fs::create_dir_all(home.join("cache/archives/partial")).context("cannot make another")?;
         let mirror = mirror();
         let keys =
             if Path::new(KEYS).exists() { format!(" signed-by={KEYS}") } else { String::new() };
         let source = home.join("sources.list");
-        fs::write(&source, format!("deb [arch=amd64{keys}] {mirror} {SUITE} main\n"))
+        fs::write(&source, format!("deb [arch=amd64{keys}] {mirror} {} main\n", series.suite))
             .context("cannot write apt's sources")?;
         let option = |key: &str, value: &Path| format!("-o{key}={}", value.display());
         let options = vec![
@@ -146,7 +211,7 @@ impl Apt {
             "-oAPT::Sandbox::User=root".to_owned(),
             "-oAcquire::Retries=2".to_owned(),
         ];
-        Ok(Self { options })
+        Ok(Self { series, options })
     }
 
     fn args<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
@@ -155,26 +220,44 @@ impl Apt {
 
     fn newest(&self, flavour: Flavour) -> Result<String> {
         run(180, "apt-get", &self.args(&["-qq", "update"]))?;
-        let names = run(60, "apt-cache", &self.args(&["pkgnames", PREFIX]))?;
-        newest(names.lines().map(str::to_owned), flavour).ok_or_else(|| {
-            let suffix = flavour.suffix();
-            Error::failure(format!("{SUITE} has no package {PREFIX}*{suffix} any more"))
+        let Series { suite, begin, .. } = self.series;
+        let names = run(60, "apt-cache", &self.args(&["pkgnames", begin]))?;
+        self.series.newest(names.lines().map(str::to_owned), flavour).ok_or_else(|| {
+            let part = flavour.part();
+            Error::failure(format!("{suite} has no package {begin}*{part}* any more"))
         })
     }
 
     fn unpack(&self, name: &str, path: &Path) -> Result<()> {
         let work = path.parent().unwrap_or(path);
-        run_in(work, 600, "apt-get", &self.args(&["-qq", "download", name]))?;
-        let package = fs::read_dir(work)
-            .context("cannot look for the package")?
-            .flatten()
-            .map(|entry| entry.path())
-            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-            .ok_or_else(|| Error::failure(format!("apt-get downloaded no {name}")))?;
-        let (package, path) = (package.to_string_lossy(), path.to_string_lossy());
-        run(120, "dpkg-deb", &["-x", &package, &path])?;
-        make_loadable(Path::new(path.as_ref()))
+        for name in [Some(name.to_owned()), self.series.modules_of(name)].into_iter().flatten() {
+            run_in(work, 600, "apt-get", &self.args(&["-qq", "download", &name]))?;
+            let package = fs::read_dir(work)
+                .context("cannot look for the package")?
+                .flatten()
+                .map(|entry| entry.path())
+                .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
+                .ok_or_else(|| Error::failure(format!("apt-get downloaded no {name}")))?;
+            run(120, "dpkg-deb", &["-x", &package.to_string_lossy(), &path.to_string_lossy()])?;
+            fs::remove_file(&package).context("cannot remove the package")?;
+        }
+        place(path)?;
+        make_loadable(path)
     }
+}
+
+/// Puts kernel and modules where packages of the default series have them.
+fn place(directory: &Path) -> Result<()> {
+    if !directory.join("lib").exists() {
+        fs::rename(directory.join("usr/lib"), directory.join("lib")).context("no /usr/lib")?;
+    }
+    let kernel = Kernel::unpacked(directory.to_owned())?;
+    if !kernel.vmlinuz().exists() {
+        fs::create_dir_all(directory.join("boot")).context("cannot make /boot")?;
+        let there = kernel.modules().join("vmlinuz.unsigned");
+        fs::rename(there, kernel.vmlinuz()).context("the package has no kernel")?;
+    }
+    Ok(())
 }
 
 /// Decompresses modules, and lists their dependencies.
@@ -184,21 +267,6 @@ fn make_loadable(directory: &Path) -> Result<()> {
     run(300, "find", &[&modules, "-name", "*.ko.xz", "-exec", "xz", "-d", "{}", "+"])?;
     let base = directory.to_string_lossy();
     run(120, "depmod", &["-b", &base, kernel.release()]).map(drop)
-}
-
-/// The newest kernel package of this flavour.
-fn newest(names: impl IntoIterator<Item = String>, flavour: Flavour) -> Option<String> {
-    // The first number is the patch level; Debian's own revisions follow it.
-    let version = |name: &str| {
-        let rest = name.strip_prefix(PREFIX)?.strip_suffix(flavour.suffix())?;
-        if rest.contains('-') {
-            return None; // of another flavour
-        }
-        let numbers = rest.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty());
-        numbers.map(|n| n.parse::<u32>().ok()).collect::<Option<Vec<_>>>()
-    };
-    let known = names.into_iter().filter_map(|name| Some((Reverse(version(&name)?), name)));
-    known.min().map(|(_, name)| name)
 }
 
 #[cfg(test)]
@@ -217,9 +285,18 @@ mod tests {
         ];
         let others = || others.map(str::to_owned).into_iter();
         let all = || names.iter().cloned().chain(others()).chain([full.to_owned()]);
-        assert_eq!(newest(all(), Flavour::Cloud), Some(names[2].clone()));
-        assert_eq!(newest(all(), Flavour::Full).as_deref(), Some(full));
-        assert_eq!(newest(others(), Flavour::Cloud), None);
-        assert_eq!(newest(others(), Flavour::Full), None);
+        let [old, new] = &SERIES;
+        assert_eq!(old.newest(all(), Flavour::Cloud), Some(names[2].clone()));
+        assert_eq!(old.newest(all(), Flavour::Full).as_deref(), Some(full));
+        assert_eq!(old.newest(others(), Flavour::Cloud), None);
+        assert_eq!(old.newest(others(), Flavour::Full), None);
+        assert_eq!(new.newest(all(), Flavour::Cloud), None);
+        assert_eq!(old.modules_of(full), None);
+        let names = ["7.3.4+deb13-cloud", "7.3.10+deb13-cloud", "7.3.11+deb13-rt", "7.3.9+deb13"];
+        let names = names.map(|version| format!("linux-binary-unsigned-{version}-amd64"));
+        assert_eq!(new.newest(names.clone(), Flavour::Cloud), Some(names[1].clone()));
+        assert_eq!(new.newest(names.clone(), Flavour::Full), Some(names[3].clone()));
+        let modules = new.modules_of(&names[1]);
+        assert_eq!(modules.as_deref(), Some("linux-modules-7.3.10+deb13-cloud-amd64"));
     }
 }

@@ -29,8 +29,13 @@ pub fn libraries(program: &Path) -> Result<BTreeSet<PathBuf>> {
     Ok(found)
 }
 
+/// Set while all programs are as new as their sources.
+const BUILT: &str = "ZTIER_VM_BUILT";
+
 /// A program of this workspace, from the same build as this one. When cargo runs this program,
-/// cargo builds the other one first, so that it is never older than its sources.
+/// cargo builds the other one first, so that it is never older than its sources; unless
+/// `ZTIER_VM_BUILT` says that it is there. A build of programs alone has other features of some
+/// libraries than one of tests, and takes as long again.
 ///
 /// # Errors
 /// The program is missing, or cannot be built.
@@ -38,7 +43,8 @@ pub fn ours(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find out where this program is")?;
     // Tests are one directory deeper.
     let places: Vec<_> = own.ancestors().skip(1).take(2).map(|place| place.join(name)).collect();
-    if let Some(cargo) = std::env::var_os("CARGO") {
+    let cargo = std::env::var_os("CARGO").filter(|_| std::env::var_os(BUILT).is_none());
+    if let Some(cargo) = cargo {
         let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
         let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
         // Without the features of the tests beside it, it would replace the program that they run.
