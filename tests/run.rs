@@ -459,10 +459,14 @@ fn without_its_daemon_the_program_is_ended() {
 fn when_all_is_full_the_program_is_ended_and_nothing_hangs() {
     let Some((turn, sandbox)) = place() else { return };
     let flags = ["--mem", "32M", "--swap-size", "256M", "--ram-limit", "32M"];
-    // The swap is large enough, but the content does not compress.
-    let done = finish_within(loaded(&sandbox, &flags, "100 2 1 20"), Duration::from_secs(100));
-    assert_eq!(done.status, 128 + 9, "{done:?}");
-    assert!(done.err.contains("out of memory") && done.err.contains("store full"), "{done:?}");
+    // The swap is large enough, but the content does not compress. While other programs take all
+    // processors, the kernel may end the program before the first pages are stored.
+    let attempt =
+        || finish_within(loaded(&sandbox, &flags, "100 2 1 20"), Duration::from_secs(100));
+    let mut attempts = std::iter::repeat_with(attempt).take(3).inspect(|done| {
+        assert!(done.status == 128 + 9 && done.err.contains("out of memory"), "{done:?}");
+    });
+    assert!(attempts.any(|done| done.err.contains("store full")), "it never was");
     // The swap is too small: for the zeros with which the load begins, which the kernel does not
     // write. It charges pages in batches, and each processor keeps 2 MiB of slots for itself.
     let json = sandbox.path().join("took.json");

@@ -72,6 +72,17 @@ pub struct Cached {
     errors: AtomicU64,
 }
 
+/// What a lookup found, as bits of the blocks of a piece.
+struct Found {
+    /// Blocks without a sound copy.
+    missed: u64,
+    /// Those of which a fill has begun, which [`Shard::end`] ends: blocks without a copy, and those
+    /// whose copy went to the page cache, and which get a seal.
+    begun: u64,
+    /// Those whose copy went there, and did not come by readahead: they were asked for again.
+    again: u64,
+}
+
 /// Bytes that do not depend on the limit.
 fn fixed_bytes(shards: u64) -> u64 {
     shards * size_of::<Mutex<Shard>>() as u64 + size_of::<Cached>() as u64
@@ -367,17 +378,15 @@ impl Cached {
         result
     }
 
-    /// Looks up a piece: decodes blocks that have a copy into `out`, and returns the others as
-    /// bits, and those of which a fill has begun, which [`Shard::end`] ends: blocks without a copy,
-    /// and those whose copy went to the page cache, and which get a seal.
+    /// Looks up a piece: decodes blocks that have a copy into `out`.
     fn look(
         &self,
         io: &mut IoContext,
         id: u64,
         piece: &Piece,
         out: &mut [[u8; BLOCK_SIZE]],
-    ) -> (u64, u64) {
-        let (mut next, mut missed, mut bad) = (0, 0, 0);
+    ) -> Found {
+        let (mut next, mut missed, mut again, mut bad) = (0, 0, 0, 0);
         let above = self.above();
         let gives = above.as_ref().is_some_and(|above| above.has(piece.first));
         while next < piece.count {
@@ -402,6 +411,7 @@ impl Cached {
                             io.hold(next, header);
                             if gives {
                                 shard.give(key);
+                                again |= u64::from(!header.ahead) << next;
                             }
                         }
                         None => {
@@ -434,18 +444,19 @@ impl Cached {
             let is_bad = |at: &u64| bad >> at & 1 == 1;
             (0..piece.count).filter(is_bad).for_each(|at| shard.damaged(piece.key + at as u32));
         }
-        (missed | bad, if gives { shard::all(piece.count) } else { missed })
+        let begun = if gives { shard::all(piece.count) } else { missed };
+        Found { missed: missed | bad, begun, again: again & !bad }
     }
 
     /// Ends the flight of a piece, and keeps those of its blocks whose bits are set in `wanted`, as
-    /// far as they are still alive. Without an I/O context, none is kept. Copies of those in
-    /// `was_given` went to the page cache.
+    /// far as they are still alive. Without an I/O context, none is kept. Those in `again` had a
+    /// copy when they were asked for.
     fn keep<'a>(
         &self,
         io: Option<&mut IoContext>,
         id: u64,
         (piece, wanted): (&Piece, u64),
-        (came, was_given): (Came, u64),
+        (came, again): (Came, u64),
         given: impl Fn(usize) -> Given<'a>,
     ) {
         let Some(io) = io else { return self.end(id, piece) };
@@ -478,7 +489,7 @@ impl Cached {
                 }
             }
             for (at, seal) in io.seals().iter().filter(|(at, _)| alive >> at & 1 == 1) {
-                let of = seals::Of { above: is_above, given: was_given >> at & 1 == 1 };
+                let of = seals::Of { above: is_above, given: again >> at & 1 == 1 };
                 shard.seal(piece.key + *at as u32, *seal, of);
             }
             drop(shard);
@@ -502,13 +513,14 @@ impl Cached {
         };
         let (id, count) = (self.id(), blocks.len() as u64);
         let range = first..first + count;
-        let (mut missed, mut begun) = (Set::default(), Set::default());
+        let [mut missed, mut begun, mut again] = [(); 3].map(|()| Set::default());
         for piece in self.shard_map.pieces(range.clone()) {
             let at = (piece.first - first) as usize;
             let out = &mut blocks[at..at + piece.count as usize];
-            let (lacks, fills) = self.look(&mut io, id, &piece, out);
-            missed.add(at, lacks);
-            begun.add(at, fills);
+            let found = self.look(&mut io, id, &piece, out);
+            missed.add(at, found.missed);
+            begun.add(at, found.begun);
+            again.add(at, found.again);
         }
         self.contexts.give(io);
         let (ahead, ticket) = self.see(first, count, missed.has(blocks.len() - 1));
@@ -524,9 +536,9 @@ impl Cached {
             let at = (piece.first - first) as usize;
             let wanted = begun.bits(at, piece.count);
             if wanted != 0 {
-                let was_given = wanted & !missed.bits(at, piece.count);
+                let came = (Came::Missed, again.bits(at, piece.count));
                 let data = |n: usize| Given::Plain(&blocks[at + n]);
-                self.keep(io.as_mut(), id, (&piece, wanted), (Came::Missed, was_given), data);
+                self.keep(io.as_mut(), id, (&piece, wanted), came, data);
             }
         }
         io.into_iter().for_each(|io| self.contexts.give(io));

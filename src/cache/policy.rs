@@ -238,6 +238,11 @@ impl Gate {
         &self.rules
     }
 
+    /// Whether nothing was evicted yet for what would go to probation otherwise.
+    pub fn is_filling(&self) -> bool {
+        self.filling
+    }
+
     /// The limit was raised: there is more room than before.
     pub fn widen(&mut self) {
         self.filling = true;

@@ -54,7 +54,7 @@ impl Chunk {
 pub struct Of {
     /// The page cache has the block.
     pub above: bool,
-    /// It got the block from a copy, which went.
+    /// It got the block from a copy, which went, and was not read ahead.
     pub given: bool,
 }
 

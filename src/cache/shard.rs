@@ -300,7 +300,10 @@ impl Shard {
         }
         self.counts.dropped_pages += 1;
         let run = header.key / RUN;
-        if let Some((_, place)) = self.dropped_last.filter(|(last, _)| *last == run) {
+        // While a cache fills, a place is as good as its room.
+        let holds = |queue| !self.gate.is_filling() || self.has_room(queue, header);
+        let last = self.dropped_last.filter(|(last, (queue, _))| *last == run && holds(*queue));
+        if let Some((_, place)) = last {
             return Some(place);
         }
         let place = match self.seals.was_given(header.key) {
