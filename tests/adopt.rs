@@ -34,11 +34,11 @@ struct Rig {
 
 impl Rig {
     fn new() -> Option<Self> {
-        Self::with("ext4", &["-q", "-U", UUID])
+        Self::with("ext4", UUID)
     }
 
-    /// With a file system that `mkfs` makes with these options.
-    fn with(kind: &str, options: &[&str]) -> Option<Self> {
+    /// With a file system of this kind and UUID. No two of btrfs may have the same.
+    fn with(kind: &str, uuid: &str) -> Option<Self> {
         let mkfs = format!("mkfs.{kind}");
         if lacks_loops(&[&mkfs, "mkfs.ext4", "mount", "umount", "blkid"]) {
             return None;
@@ -58,7 +58,7 @@ impl Rig {
             path
         };
         let (image, log) = (make("image", 128), make("log", 32));
-        ok(60, &mkfs, &[options, &[image.to_str().unwrap()]].concat());
+        ok(60, &mkfs, &["-q", "-U", uuid, image.to_str().unwrap()]);
         let disk = Loop::on(&image, &[]);
         let [point, bin] = ["data", "bin"].map(|name| sandbox.path().join(name));
         fs::create_dir(&point).unwrap();
@@ -67,7 +67,7 @@ impl Rig {
         fs::write(point.join("file"), "what is on it").unwrap();
         let fstab = sandbox.path().join("fstab");
         let text = format!(
-            "# disks\ntmpfs /tmp tmpfs\nUUID={UUID}  {} {kind}\tnoatime 0 2\n",
+            "# disks\ntmpfs /tmp tmpfs\nUUID={uuid}  {} {kind}\tnoatime 0 2\n",
             point.display()
         );
         fs::write(&fstab, &text).unwrap();
@@ -187,7 +187,7 @@ fn a_mounted_disk_gets_a_log_and_its_line_changes() {
 /// A mounted btrfs has another number than its disk.
 #[test]
 fn a_file_system_with_a_number_of_its_own_is_unmounted_first() {
-    let Some(rig) = Rig::with("btrfs", &["-q", "-U", UUID]) else { return };
+    let Some(rig) = Rig::with("btrfs", "0c0ffee0-6c1e-4d0c-9d2a-3f9d4e5a6b7c") else { return };
     rig.program("systemctl", "exit 0");
     let steps = rig.adopt(&["--json"]).json()["steps"].clone();
     let kinds: Vec<_> = steps.as_array().unwrap().iter().map(|step| &step["step"]).collect();
