@@ -143,8 +143,11 @@ impl Content {
             fs::create_dir_all(place.parent().unwrap_or(&modules)).context(what)?;
             copy(&self.modules.join(file), &place)?;
         }
+        // Not all kernels have these.
         for file in ["modules.builtin", "modules.order"] {
-            copy(&self.modules.join(file), &modules.join(file))?;
+            if self.modules.join(file).exists() {
+                copy(&self.modules.join(file), &modules.join(file))?;
+            }
         }
         run(60, "depmod", &["-b", &stage.to_string_lossy(), &self.release]).map(drop)
     }

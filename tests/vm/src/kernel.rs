@@ -167,10 +167,15 @@ impl Kernel {
                 return Ok(needs.chain([file.to_owned()]).collect());
             }
         }
-        if read("modules.builtin")?.lines().any(|line| named(line) == wanted) {
-            return Ok(Vec::new());
+        // The packages of the newer series lack this list: what is no module there is built in.
+        let builtin = fs::read_to_string(self.modules().join("modules.builtin"));
+        if builtin.is_ok_and(|all| all.lines().all(|line| named(line) != wanted)) {
+            return Err(Error::failure(format!(
+                "the kernel {} has no module {module}",
+                self.release
+            )));
         }
-        Err(Error::failure(format!("the kernel {} has no module {module}", self.release)))
+        Ok(Vec::new())
     }
 }
 
