@@ -11,7 +11,7 @@ use super::limit::{check_limit, share};
 use super::planted::{self, Bug};
 use super::policy::{Came, Rules};
 use super::seal::Seal;
-use super::seals::{self, Seals};
+use super::seals::{Known, Seals};
 use super::shard::{self, Ahead, Shard};
 use super::shard_map::{Piece, ShardMap};
 use super::streams::{Streams, Ticket};
@@ -489,8 +489,8 @@ impl Cached {
                 }
             }
             for (at, seal) in io.seals().iter().filter(|(at, _)| alive >> at & 1 == 1) {
-                let of = seals::Of { above: is_above, given: again >> at & 1 == 1 };
-                shard.seal(piece.key + *at as u32, *seal, of);
+                let known = Known { above: is_above, given: again >> at & 1 == 1 };
+                shard.seal(piece.key + *at as u32, *seal, known);
             }
             drop(shard);
             let noted =
@@ -525,13 +525,19 @@ impl Cached {
         self.contexts.give(io);
         let (ahead, ticket) = self.see(first, count, missed.has(blocks.len() - 1));
         let misses = missed.len();
-        let fetched = match misses {
-            0 => Ok(()),
-            _ => self.fetch_missed((first, &missed), ahead, blocks),
-        };
+        if begun.len() + misses == 0 {
+            return Ok(false);
+        }
+        if (1..count).contains(&misses) {
+            self.mixed.fetch_add(1, Ordering::Relaxed);
+        }
+        let start = Instant::now();
+        let fetched = self.fetch((first, &missed), ahead, blocks);
         ticket.into_iter().for_each(|ticket| self.streams.lock().done(ticket));
-        let keeps = begun.len() > 0 && fetched.is_ok();
-        let mut io = if keeps { self.contexts.take() } else { None };
+        if misses > 0 {
+            self.missed_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        }
+        let mut io = if fetched.is_ok() { self.contexts.take() } else { None };
         for piece in self.shard_map.pieces(range) {
             let at = (piece.first - first) as usize;
             let wanted = begun.bits(at, piece.count);
@@ -543,22 +549,6 @@ impl Cached {
         }
         io.into_iter().for_each(|io| self.contexts.give(io));
         self.noted(fetched.map(|()| misses > 0))
-    }
-
-    /// As [`Self::fetch`], counted.
-    fn fetch_missed(
-        &self,
-        (first, missed): (u64, &Set),
-        ahead: u64,
-        blocks: &mut [[u8; BLOCK_SIZE]],
-    ) -> Result<(), DriveError> {
-        if missed.len() < blocks.len() as u64 {
-            self.mixed.fetch_add(1, Ordering::Relaxed);
-        }
-        let start = Instant::now();
-        let fetched = self.fetch((first, missed), ahead, blocks);
-        self.missed_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        fetched
     }
 
     /// How many blocks to read ahead behind a read of `count` blocks from `first` on.

@@ -49,9 +49,9 @@ impl Chunk {
     }
 }
 
-/// Of what a seal is.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Of {
+/// What is known of a block that gets a seal.
+#[derive(Clone, Copy, Debug)]
+pub struct Known {
     /// The page cache has the block.
     pub above: bool,
     /// It got the block from a copy, which went, and was not read ahead.
@@ -142,9 +142,9 @@ impl Seals {
     }
 
     /// Seals a block.
-    pub fn set(&mut self, key: u32, seal: Seal, of: Of) {
+    pub fn set(&mut self, key: u32, seal: Seal, known: Known) {
         let given = self.word(key).map_or(0, |word| word & GIVEN);
-        let given = if of.given { GIVEN } else { given };
+        let given = if known.given { GIVEN } else { given };
         // The block's own place, or a free one, or that of the oldest.
         let Some((Set { chunk, first }, last)) = self.find(key).or_else(|| self.place(key)) else {
             return;
@@ -155,7 +155,7 @@ impl Seals {
         chunk.keys.copy_within(first..last, first + 1);
         chunk.words.copy_within(first..last, first + 1);
         chunk.keys[first] = key;
-        chunk.words[first] = seal.hash() | given | if of.above { ABOVE } else { 0 };
+        chunk.words[first] = seal.hash() | given | if known.above { ABOVE } else { 0 };
         if let (Some(hints), Some(gone)) = (&self.hints, gone.filter(|gone| *gone != seal)) {
             hints.forget(gone);
         }
@@ -210,8 +210,8 @@ impl Seals {
 mod tests {
     use super::*;
 
-    const ABOVE: Of = Of { above: true, given: false };
-    const BELOW: Of = Of { above: false, given: false };
+    const ABOVE: Known = Known { above: true, given: false };
+    const BELOW: Known = Known { above: false, given: false };
 
     #[test]
     fn a_seal_is_of_the_newest_content() {
@@ -224,7 +224,7 @@ mod tests {
         assert!(seals.has(7, seal(2)) && !seals.has(7, seal(1)));
         seals.dropped(7);
         assert!(!seals.is_above(7) && !seals.was_given(7));
-        seals.set(7, seal(2), Of { above: true, given: true });
+        seals.set(7, seal(2), Known { above: true, given: true });
         assert!(seals.has(7, seal(2)) && seals.is_above(7) && seals.was_given(7));
         seals.set(7, seal(3), BELOW);
         assert!(seals.was_given(7) && !seals.is_above(7));

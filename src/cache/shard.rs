@@ -9,7 +9,7 @@ use super::planted::{self, Bug};
 use super::policy::{Came, Fate, Gate, Queue, Rules};
 use super::record::Header;
 use super::seal::Seal;
-use super::seals::{Of, Seals};
+use super::seals::{Known, Seals};
 use super::segment::Segment;
 use super::segments::Segments;
 use super::table::{Place, SEGMENT_MAX, Table};
@@ -157,8 +157,8 @@ impl Shard {
     }
 
     /// Seals a block that is alive; see [`Seals::set`].
-    pub fn seal(&mut self, key: u32, seal: Seal, of: Of) {
-        self.seals.set(key, seal, of);
+    pub fn seal(&mut self, key: u32, seal: Seal, known: Known) {
+        self.seals.set(key, seal, known);
     }
 
     /// Whether a page cache above is to have the block.

@@ -30,9 +30,6 @@ const SHRINKS: f64 = 1.3;
 /// From this ratio on, a cache has a fixed limit; below, one that adapts: `./bench zcache` found a
 /// fixed one at 2:1 slower than no cache, because the page cache has less memory.
 const SHRINKS_WELL: f64 = 4.0;
-/// Why the limit adapts.
-const AUTO_WATCHES: &str =
-    "below 4.00x a fixed limit can take more from the page cache than copies give: auto watches";
 /// Of memory that records could take, the part that they do; the rest is for writing and cleaning.
 const FILLED: f64 = 0.9;
 /// The part of memory below which available memory is short, and very short.
@@ -429,7 +426,7 @@ fn cache(figures: &Figures, disk: &Disk) -> Advice {
             shown(data)
         ));
     if !is_limit_fixed(figures) {
-        advice = advice.because(AUTO_WATCHES);
+        advice = advice.because(auto_watches());
     }
     if little_available(figures, AMPLE).is_none() {
         advice = advice.because(
@@ -440,6 +437,14 @@ fn cache(figures: &Figures, disk: &Disk) -> Advice {
     let limit = cache_flags(figures, limit);
     commands::put(&mut advice.why, &mut advice.commands, &Put { disk, flags: &limit });
     advice
+}
+
+/// Why the limit adapts.
+fn auto_watches() -> String {
+    let fixed = ratio(SHRINKS_WELL);
+    format!(
+        "below {fixed} a fixed limit can take more from the page cache than copies give: auto watches"
+    )
 }
 
 fn is_limit_fixed(figures: &Figures) -> bool {
