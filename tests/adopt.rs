@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::loops::{Loop, lacks_loops};
 use support::sandbox::{Done, Sandbox, finish};
-use support::shell::{ok, try_unmount, unmount};
+use support::shell::{lacks_btrfs, ok, try_unmount, unmount};
 
 /// A mounted disk, its table of file systems, and a log's drive.
 struct Rig {
@@ -52,6 +52,9 @@ impl Rig {
             return None;
         }
         let sandbox = Sandbox::new();
+        if kind == "btrfs" && lacks_btrfs(sandbox.path()) {
+            return None;
+        }
         let make = |name: &str, mib: u64| {
             let path = sandbox.path().join(name);
             File::create(&path).unwrap().set_len(mib << 20).unwrap();

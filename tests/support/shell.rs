@@ -75,3 +75,26 @@ pub fn missing(programs: &[&str]) -> bool {
     }
     false
 }
+
+/// Whether `mkfs.btrfs` is missing or refuses every file: it looks at all mounts and loop devices
+/// of the machine, also at those of a server that was killed. Prints which.
+pub fn lacks_btrfs(directory: &std::path::Path) -> bool {
+    if missing(&["mkfs.btrfs"]) {
+        return true;
+    }
+    let probe = directory.join("btrfs.probe");
+    std::fs::File::create(&probe).unwrap().set_len(128 << 20).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let out = loop {
+        let out = run(20, "mkfs.btrfs", &["-q", probe.to_str().unwrap()]);
+        if out.status.success() || Instant::now() > deadline {
+            break out;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    };
+    std::fs::remove_file(probe).unwrap();
+    if !out.status.success() {
+        println!("skipped: mkfs.btrfs works on no file here: {}", text(&out).trim());
+    }
+    !out.status.success()
+}

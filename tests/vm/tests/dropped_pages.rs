@@ -7,8 +7,8 @@ mod support;
 use support::{SOON, lab, nothing_left, ok, setup};
 use ztier_vm::Machine;
 
-/// Programs and page cache have a control group of this many MiB, the cache as many, files half as
-/// many more.
+/// Programs and page cache have a control group that is reclaimed above this many MiB (a hard limit
+/// ends programs of a file system that writes slowly), the cache as many, files half as many more.
 const SHORT: u32 = 16;
 
 /// A number in what `ztier status` says of the cache.
@@ -91,7 +91,7 @@ fn dropped_pages_serve_file_systems_on_another_kernel() {
         &machine,
         &format!(
             "modprobe ublk_drv && ztier doctor | grep 'dropped pages: the kernel can' && \
-             mkdir /sys/fs/cgroup/load && echo {SHORT}M >/sys/fs/cgroup/load/memory.max"
+             mkdir /sys/fs/cgroup/load && echo {SHORT}M >/sys/fs/cgroup/load/memory.high"
         ),
     );
     for kind in ["ext4", "xfs", "btrfs"] {
