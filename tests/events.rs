@@ -86,6 +86,7 @@ fn change_often(sandbox: &Sandbox, count: u64) {
             log: ztier::config::log::LogChange::default(),
             recompress: None,
             spill: None,
+            spill_daily_bytes: None,
         };
         client.ask::<Value>(&set, PATIENCE).unwrap();
     }

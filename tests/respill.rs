@@ -223,6 +223,39 @@ fn the_change_is_saved_for_the_next_up() {
     sandbox.ztier(&["down", "vol"]).ok();
 }
 
+#[test]
+fn the_bytes_a_day_change_while_the_volume_is_up() {
+    let sandbox = Sandbox::new();
+    let one = file(&sandbox, "one", 64);
+    let set = |changes: &[&str]| sandbox.ztier(&[&["set", "vol"], changes].concat());
+    sandbox.ztier(&[&UP[..], &["12M", "--save"]].concat()).ok();
+    set(&["spill-daily=4M"]).refused(2, &["spill-daily", "give spill=DEV"]);
+    let spill = format!("spill={one}");
+    set(&[&spill, "spill-daily=5%"]).refused(2, &["spill-daily is a number of bytes"]);
+    set(&["spill=none", "spill-daily=4M"]).refused(2, &["give spill=DEV"]);
+    let said = set(&[&spill, "spill-daily=4M", "--save"]).ok();
+    assert!(said.contains("spill-daily=4M"), "{said}");
+    let mut disk = connect(&sandbox);
+    let taken = |disk: &mut Disk| {
+        (0..BLOCKS).filter(|n| disk.write_error(n * BLOCK, &content(*n, 1)) == 0).count()
+    };
+    // Memory and a day's bytes: 24 MiB do not fit into 12 and 4.
+    assert!((taken(&mut disk) as u64) < BLOCKS * 3 / 4);
+    let allowed = sandbox.status("vol")["stats"]["spill_allowed_bytes"].as_u64().unwrap();
+    assert!(allowed < MIB, "{allowed}");
+    set(&["spill-daily=0"]).ok();
+    assert_eq!(taken(&mut disk) as u64, BLOCKS);
+    check(&mut disk, 1);
+    set(&["spill-daily=3G", "--save"]).ok();
+    drop(disk);
+    sandbox.ztier(&["restart", "vol"]).ok();
+    assert_eq!(sandbox.status("vol")["spill"]["daily_bytes"], 3u64 << 30);
+    let settings = fs::read_to_string(sandbox.config_dir().join("vol.toml")).unwrap();
+    assert!(settings.contains("spill-daily = \"3G\""), "{settings}");
+    sandbox.ztier(&["up", "vol", "--ensure"]).ok();
+    sandbox.ztier(&["down", "vol", "--discard"]).ok();
+}
+
 /// Kills the daemon at moments while what is spilled moves to another device, or back to memory.
 #[test]
 fn a_daemon_that_dies_in_the_middle_loses_nothing() {

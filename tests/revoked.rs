@@ -54,6 +54,7 @@ fn set(size_bytes: Option<u64>) -> Request {
         log: LogChange::default(),
         recompress: None,
         spill: None,
+        spill_daily_bytes: None,
     }
 }
 
@@ -91,6 +92,7 @@ fn what_was_given_up_is_not_carried_out_when_a_stopped_daemon_goes_on() {
         log: LogChange::default(),
         recompress: Some(RecompressChange::Off),
         spill: None,
+        spill_daily_bytes: None,
     };
     for request in [
         set(Some(128 << 20)),
@@ -116,6 +118,7 @@ fn the_same_of_a_volume_with_a_log() {
         log: LogChange { writeback: Some(true), ..LogChange::default() },
         recompress: None,
         spill: None,
+        spill_daily_bytes: None,
     };
     let other = sandbox.path().join("other");
     std::fs::File::create(&other).unwrap().set_len(16 << 20).unwrap();

@@ -318,6 +318,7 @@ fn record(role: &'static Role, golden: &Path) {
         log,
         recompress: None,
         spill: None,
+        spill_daily_bytes: None,
     };
     for request in [Request::Ping, Request::Status, Request::Stats, Request::Sample, set] {
         ask(&place, &request, &mut said);

@@ -5,7 +5,7 @@ use super::{client, files, output, sound, status};
 use crate::config::lasting::lasting;
 use crate::config::log::LogChange;
 use crate::config::paths::full;
-use crate::config::plan::size_of;
+use crate::config::plan::{self, size_of};
 use crate::config::settings::KEYS;
 use crate::config::size::{self, exact, human};
 use crate::config::{Bounds, Limit, Paths, Plan, Saved, Settings, machine, name};
@@ -34,11 +34,12 @@ const ASK: Duration = Duration::from_millis(50);
 /// ram-limit=auto adapts the limit from then on, between ram-min=BYTES and ram-max=BYTES.
 ///
 /// In memory: spill=DEV|none (another spill device, which what is spilled is copied to; none: it
-/// comes back to memory), recompress=now|idle|off (now: everything that was not read lately, once;
-/// waits until that is done). With a log: writeback=on|off (off: only for a drain or a nearly full
-/// log), writeback-threshold=PERCENT, writeback-window=BYTES, writeback-idle=MILLISECONDS (without
-/// a request, until writeback runs), commit-interval=MILLISECONDS (without a change, until changes
-/// in memory are committed), log-cache=PERCENT (of the log, for a read cache); before a store
+/// comes back to memory), spill-daily=BYTES (to write there a day; 0: no limit),
+/// recompress=now|idle|off (now: everything that was not read lately, once; waits until that is
+/// done). With a log: writeback=on|off (off: only for a drain or a nearly full log),
+/// writeback-threshold=PERCENT, writeback-window=BYTES, writeback-idle=MILLISECONDS (without a
+/// request, until writeback runs), commit-interval=MILLISECONDS (without a change, until changes in
+/// memory are committed), log-cache=PERCENT (of the log, for a read cache); before a store
 /// max-unsent=BYTES,SECONDS[,wait] (that the store may lack; wait: then writers wait).
 #[derive(Args)]
 #[command(after_help = size::HELP)]
@@ -150,8 +151,10 @@ fn settings(plan: &Plan) -> Vec<(&'static str, String)> {
     match &plan.log {
         None if plan.backing.is_some() => {}
         None => {
-            let spill = plan.spill.as_ref().map(|spill| spill.device.display().to_string());
-            all.extend(spill.map(|device| ("spill", device)));
+            if let Some(spill) = &plan.spill {
+                all.push(("spill", spill.device.display().to_string()));
+                all.push(("spill-daily", exact(spill.daily_bytes)));
+            }
             all.push(("recompress", status::recompress(plan.recompress).into()));
         }
         Some(log) => {
@@ -305,6 +308,7 @@ fn request(
         log: LogChange::of(settings)?,
         recompress,
         spill,
+        spill_daily_bytes: plan::spill_daily(settings)?,
     })
 }
 
@@ -322,50 +326,41 @@ mod tests {
         }
     }
 
+    /// The request of `ztier set NAME` with these changes.
+    fn asked(changes: &[&str]) -> Result<Request> {
+        let changes = changes.iter().map(|c| (*c).to_owned()).collect::<Vec<_>>();
+        parse(&changes).and_then(|(settings, recompress)| request(&settings, recompress, None))
+    }
+
+    fn set(sizes: [Option<u64>; 3], adapt: AdaptChange, log: LogChange) -> Request {
+        let [size_bytes, ram_limit_bytes, spill_daily_bytes] = sizes;
+        let (recompress, spill) = (None, None);
+        Request::Set {
+            size_bytes,
+            ram_limit_bytes,
+            adapt,
+            log,
+            recompress,
+            spill,
+            spill_daily_bytes,
+        }
+    }
+
     #[test]
     fn changes() {
-        let parse = |changes: &[&str]| {
-            let changes = changes.iter().map(|c| (*c).to_owned()).collect::<Vec<_>>();
-            parse(&changes).and_then(|(settings, recompress)| request(&settings, recompress, None))
-        };
+        let (adapt, log) = (AdaptChange::default, LogChange::default);
+        let sizes = set([Some(8 << 30), Some(1 << 30), None], adapt(), log());
+        assert_eq!(asked(&["size=8G", "ram-limit=1G"]).unwrap(), sizes);
+        let daily = set([None, None, Some(20 << 30)], adapt(), log());
+        assert_eq!(asked(&["spill-daily=20G"]).unwrap(), daily);
+        let Request::Set { recompress, .. } = asked(&["recompress=now"]).unwrap() else { panic!() };
+        assert_eq!(recompress, Some(RecompressChange::Now));
+        let auto = AdaptChange { auto: true, min_bytes: Some(1 << 20), max_bytes: Some(1 << 30) };
         assert_eq!(
-            parse(&["size=8G", "ram-limit=1G"]).unwrap(),
-            Request::Set {
-                size_bytes: Some(8 << 30),
-                ram_limit_bytes: Some(1 << 30),
-                adapt: AdaptChange::default(),
-                log: LogChange::default(),
-                recompress: None,
-                spill: None,
-            }
+            asked(&["ram-limit=auto", "ram-min=1M", "ram-max=1G"]).unwrap(),
+            set([None; 3], auto, log())
         );
-        let request = Request::Set {
-            size_bytes: None,
-            ram_limit_bytes: None,
-            adapt: AdaptChange::default(),
-            log: LogChange::default(),
-            recompress: Some(RecompressChange::Now),
-            spill: None,
-        };
-        assert_eq!(parse(&["recompress=now"]).unwrap(), request);
-        for (change, error) in [
-            ("ramlimit=1G", "unknown key `ramlimit`; did you mean `ram-limit`?"),
-            ("recompress=soon", "recompress: `soon` is none of now, idle and off"),
-            ("recompress=", "recompress: `` is none of now, idle and off"),
-            ("size", "`size` is not KEY=VALUE; write it like ram-limit=1G"),
-            ("size=3X", "size: unknown unit `X` in `3X`; use K, M, G or T (powers of 1024)"),
-        ] {
-            assert_eq!(parse(&[change]).unwrap_err().to_string(), error);
-        }
-        assert!(parse(&["size=1G", "size=2G"]).is_err());
-        let adapt = AdaptChange { auto: true, min_bytes: Some(1 << 20), max_bytes: Some(1 << 30) };
-        let (size_bytes, ram_limit_bytes, recompress) = (None, None, None);
-        let log = LogChange::default();
-        let request =
-            Request::Set { size_bytes, ram_limit_bytes, adapt, log, recompress, spill: None };
-        assert_eq!(parse(&["ram-limit=auto", "ram-min=1M", "ram-max=1G"]).unwrap(), request);
-        assert!(parse(&["ram-min=auto"]).is_err() && parse(&["ram-limit=automatic"]).is_err());
-        let log = LogChange {
+        let all = LogChange {
             writeback: Some(false),
             writeback_threshold_percent: Some(70),
             writeback_window_bytes: Some(1 << 20),
@@ -383,13 +378,24 @@ mod tests {
             "log-cache=10",
             "max-unsent=16M,5s,wait",
         ];
-        let (size_bytes, ram_limit_bytes, recompress) = (None, None, None);
-        let adapt = AdaptChange::default();
-        let request =
-            Request::Set { size_bytes, ram_limit_bytes, adapt, log, recompress, spill: None };
-        assert_eq!(parse(&changes).unwrap(), request);
-        assert!(
-            parse(&["writeback=maybe"]).unwrap_err().to_string().contains("neither on nor off")
-        );
+        assert_eq!(asked(&changes).unwrap(), set([None; 3], adapt(), all));
+    }
+
+    #[test]
+    fn impossible_changes() {
+        for (change, error) in [
+            ("ramlimit=1G", "unknown key `ramlimit`; did you mean `ram-limit`?"),
+            ("recompress=soon", "recompress: `soon` is none of now, idle and off"),
+            ("recompress=", "recompress: `` is none of now, idle and off"),
+            ("size", "`size` is not KEY=VALUE; write it like ram-limit=1G"),
+            ("size=3X", "size: unknown unit `X` in `3X`; use K, M, G or T (powers of 1024)"),
+            ("spill-daily=5%", "spill-daily is a number of bytes, like 20G"),
+        ] {
+            assert_eq!(asked(&[change]).unwrap_err().to_string(), error);
+        }
+        assert!(asked(&["size=1G", "size=2G"]).is_err());
+        assert!(asked(&["ram-min=auto"]).is_err() && asked(&["ram-limit=automatic"]).is_err());
+        let writeback = asked(&["writeback=maybe"]).unwrap_err().to_string();
+        assert!(writeback.contains("neither on nor off"), "{writeback}");
     }
 }

@@ -622,13 +622,7 @@ fn refuse_of_spill(settings: &Settings) -> Result<()> {
 }
 
 fn spill(settings: &Settings) -> Result<Option<SpillPlan>> {
-    let daily_bytes = match settings.spill_daily {
-        Some(Amount::Percent(_)) => {
-            return Err(Error::usage("spill-daily is a number of bytes, like 20G"));
-        }
-        Some(Amount::Bytes(bytes)) => bytes,
-        None => 0,
-    };
+    let daily_bytes = spill_daily(settings)?.unwrap_or(0);
     let Some(device) = settings.spill_drive() else {
         return match settings.spill_daily {
             Some(_) => Err(Error::usage("spill-daily is for a volume with a spill device")
@@ -637,6 +631,18 @@ fn spill(settings: &Settings) -> Result<Option<SpillPlan>> {
         };
     };
     Ok(Some(SpillPlan { device: full(device)?, daily_bytes, wipe: false, gone: false }))
+}
+
+/// Bytes that may be spilled a day, where `settings` say so; 0: no limit.
+///
+/// # Errors
+/// It is a share of something.
+pub fn spill_daily(settings: &Settings) -> Result<Option<u64>> {
+    match settings.spill_daily {
+        Some(Amount::Percent(_)) => Err(Error::usage("spill-daily is a number of bytes, like 20G")),
+        Some(Amount::Bytes(bytes)) => Ok(Some(bytes)),
+        None => Ok(None),
+    }
 }
 
 fn check_segment(settings: &Settings) -> Result<u32> {

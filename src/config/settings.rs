@@ -295,8 +295,8 @@ flags {
     /// With --spill: the most to write there a day on average, like 20G; up to twice that within 24
     /// hours, and each start of the daemon begins a new day
     #[flag(value_name = "BYTES")]
-    spill_daily = "spill-daily": Amount {
-        "bytes", "no limit",
+    spill_daily = "spill-daily", live: Amount {
+        "bytes; 0: no limit", "no limit",
         "Bytes written a day, on average; within 24 hours up to [twice as \
          much](spill.md#flash-wear). A start begins a new day."
     }

@@ -64,6 +64,9 @@ pub enum Request {
         /// Another spill device, or none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         spill: Option<NewSpill>,
+        /// Another number of bytes that may be spilled a day; 0: no limit.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        spill_daily_bytes: Option<u64>,
     },
     /// Make the device swap space, and swap to it. Answer: [`Swapping`].
     Swapon(Swapon),

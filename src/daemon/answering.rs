@@ -43,9 +43,18 @@ impl Handler for Running {
                 }
                 to_raw_value(&Noted { lost_blocks })
             }
-            Request::Set { size_bytes, ram_limit_bytes, adapt, log, recompress, spill } => {
+            Request::Set {
+                size_bytes,
+                ram_limit_bytes,
+                adapt,
+                log,
+                recompress,
+                spill,
+                spill_daily_bytes,
+            } => {
                 let limit = (ram_limit_bytes, adapt);
-                self.set(size_bytes, limit, log, recompress, spill.as_ref(), asking)?;
+                let below = (spill.as_ref(), spill_daily_bytes);
+                self.set(size_bytes, limit, log, recompress, below, asking)?;
                 to_raw_value(&self.status()?)
             }
             Request::Swapon(ask) => {

@@ -15,6 +15,9 @@ use crate::error::{Error, Result};
 /// A fixed limit in bytes, and how to adapt.
 pub(super) type LimitChange = (Option<u64>, AdaptChange);
 
+/// Another spill device, and the bytes that may be spilled a day.
+pub(super) type SpillChange<'a> = (Option<&'a NewSpill>, Option<u64>);
+
 impl Running {
     fn recompress(&self, change: RecompressChange) -> Result<()> {
         let memory = self.served.volume.in_memory().ok_or_else(no_recompression)?;
@@ -35,12 +38,19 @@ impl Running {
         limit: LimitChange,
         log: LogChange,
         recompress: Option<RecompressChange>,
-        spill: Option<&NewSpill>,
+        (spill, spill_daily): SpillChange<'_>,
         asking: &mut Asking<'_>,
     ) -> Result<()> {
         let before = self.served.plan();
-        if spill.is_some() && !before.is_volatile() {
+        if (spill.is_some() || spill_daily.is_some()) && !before.is_volatile() {
             return Err(Error::usage("spill is for a volume in memory alone"));
+        }
+        let will_spill = match spill {
+            Some(new) => new.device.is_some(),
+            None => before.spill.is_some(),
+        };
+        if spill_daily.is_some() && !will_spill {
+            return Err(device::no_spill_device());
         }
         if recompress.is_some() && !before.is_volatile() {
             return Err(no_recompression());
@@ -56,6 +66,9 @@ impl Running {
             // After a higher limit, which may be what it needs.
             if let Some(spill) = spill {
                 self.respill(spill, asking)?;
+            }
+            if let Some(bytes) = spill_daily {
+                self.spill_daily(bytes)?;
             }
         }
         self.threads.follow_limit(&self.served)?;

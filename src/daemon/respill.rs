@@ -45,6 +45,17 @@ impl Running {
         Ok(())
     }
 
+    /// Changes the bytes that may be spilled a day; the caller holds the lock of sizes.
+    pub(super) fn spill_daily(&self, bytes: u64) -> Result<()> {
+        let memory = self.served.volume.in_memory().ok_or_else(crate::device::no_spill_device)?;
+        memory.set_spill_daily(bytes)?;
+        let mut state = self.served.state.lock();
+        if let Some(spill) = &mut state.plan.spill {
+            spill.daily_bytes = bytes;
+        }
+        state.write(&self.served.files)
+    }
+
     /// Notes the spill device where the next daemon finds it.
     fn note_spill(&self, next: Option<SpillPlan>) -> Result<()> {
         let mut state = self.served.state.lock();

@@ -1,7 +1,7 @@
 //! Anonymous memory of a companion process whose pages are to be swapped out, and what the kernel
 //! says of each page.
 
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::media::{Hint, Mapping};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -43,8 +43,14 @@ impl Swappable {
     /// `len` bytes of zeros, whole pages, that take no memory yet.
     ///
     /// # Errors
-    /// There is no address space, or the kernel does not say where pages are.
+    /// The kernel's pages are larger, there is no address space, or the kernel does not say where
+    /// pages are.
     pub fn new(len: usize) -> Result<Self> {
+        let page = rustix::param::page_size();
+        if page != PAGE {
+            let text = format!("pages of this kernel have {page} bytes instead of {PAGE}");
+            return Err(Error::failure(text).hint("use a kernel with pages of 4096 bytes"));
+        }
         let pages = Mapping::anonymous(len.max(PAGE));
         let pages = pages.context("no address space for pages to swap out")?;
         let map = File::open("/proc/self/pagemap").context("cannot open /proc/self/pagemap")?;

@@ -336,6 +336,12 @@ pub trait InMemory {
     /// device. Then the volume keeps it.
     fn change_spill(&self, change: SpillChange<'_>) -> Outcome<u64>;
 
+    /// Changes the bytes that may be written to the spill device a day; 0: no limit.
+    ///
+    /// # Errors
+    /// There is no spill device.
+    fn set_spill_daily(&self, bytes: u64) -> Outcome<()>;
+
     /// Removes the volume's label from its spill device, once the volume is gone for good. Others
     /// may then use the device.
     fn disown(&self);

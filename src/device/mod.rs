@@ -52,6 +52,7 @@ pub use pair::Pair;
 pub use passthrough::PassthroughVolume;
 pub(crate) use precedence::come_first;
 pub use spill_setup::{LabelCopy, SpillDevice};
+pub(crate) use volume::no_spill_device;
 pub use volume::{MEMORY_LAYOUT, Options, SIZE_MAX, THREADS_MAX, Volume};
 pub use volume::{held_in_full, min_ram_limit, min_ram_limit_above, ram_in_full, ram_limit_max_of};
 pub(crate) use worker::Worker;

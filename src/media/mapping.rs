@@ -124,8 +124,9 @@ impl Mapping {
     /// # Panics
     /// When the range is outside.
     pub fn hint(&self, range: Range<usize>, hint: Hint) -> Result<()> {
+        // The kernel takes a range that begins with a page, and goes on to the end of the last.
         self.advise(
-            range,
+            range.start / rustix::param::page_size() * rustix::param::page_size()..range.end,
             match hint {
                 Hint::DontDump => Advice::LinuxDontDump,
                 Hint::HugePages => Advice::LinuxHugepage,
@@ -142,8 +143,8 @@ impl Mapping {
         let _ = self.hint(0..self.len, hint);
     }
 
-    /// Frees the pages of a range, in memory and in swap. Private memory reads as zeros afterwards.
-    /// Takes `&mut`, because no reference into the range may exist.
+    /// Frees the pages of a range of private memory, in memory and in swap; the range reads as
+    /// zeros afterwards. Takes `&mut`, because no reference into the range may exist.
     ///
     /// # Errors
     /// The system's.
@@ -151,11 +152,22 @@ impl Mapping {
     /// # Panics
     /// When the range is outside.
     pub fn forget(&mut self, range: Range<usize>) -> Result<()> {
-        self.advise(range, Advice::LinuxDontNeed)
+        self.check(&range);
+        let pages = inner(&range, rustix::param::page_size());
+        for edge in [range.start..pages.start, pages.end..range.end] {
+            let start = self.base.as_ptr().wrapping_add(edge.start);
+            // SAFETY: inside our own mapping (just checked), and no reference into it exists.
+            unsafe { start.write_bytes(0, edge.len()) };
+        }
+        self.advise(pages, Advice::LinuxDontNeed)
+    }
+
+    fn check(&self, range: &Range<usize>) {
+        assert!(range.start <= range.end && range.end <= self.len, "range outside the mapping");
     }
 
     fn advise(&self, range: Range<usize>, advice: Advice) -> Result<()> {
-        assert!(range.start <= range.end && range.end <= self.len, "range outside the mapping");
+        self.check(&range);
         let start = self.base.as_ptr().wrapping_add(range.start);
         // SAFETY: inside our own mapping (just checked); no advice here changes contents but that
         // of `forget`, whose `&mut` excludes references into it.
@@ -180,6 +192,12 @@ impl Mapping {
         // SAFETY: locking our own mapping changes no contents.
         unsafe { mlock_with(start, self.len, MlockFlags::ONFAULT) }
     }
+}
+
+/// The whole pages of `page` bytes inside a range; empty, at an end of the range, if there is none.
+fn inner(range: &Range<usize>, page: usize) -> Range<usize> {
+    let start = range.start.next_multiple_of(page).min(range.end);
+    start..(range.end / page * page).max(start)
 }
 
 impl Drop for Mapping {
@@ -208,6 +226,27 @@ mod tests {
         memory.forget(PAGE..2 * PAGE).unwrap();
         // SAFETY: as above.
         assert_eq!(unsafe { memory.at(2 * PAGE - 1).read() }, 0);
+    }
+
+    #[test]
+    fn part_of_a_larger_page_is_not_forgotten_with_it() {
+        for (range, pages) in [
+            (0..16384, 0..16384),
+            (4096..40960, 16384..32768),
+            (4096..16384, 16384..16384),
+            (4096..8192, 8192..8192),
+            (20480..28672, 28672..28672),
+            (16384..20480, 16384..16384),
+        ] {
+            assert_eq!(inner(&range, 16384), pages, "{range:?}");
+        }
+        let mut memory = Mapping::anonymous(2 * PAGE).unwrap();
+        // SAFETY: ours alone.
+        unsafe { memory.at(0).write_bytes(7, 2 * PAGE) };
+        memory.forget(100..PAGE + 100).unwrap();
+        // SAFETY: as above.
+        let left = (0..2 * PAGE).filter(|n| unsafe { memory.at(*n).read() } == 7);
+        assert!(left.eq((0..100).chain(PAGE + 100..2 * PAGE)));
     }
 
     #[test]

@@ -60,6 +60,13 @@ impl Ram {
         self.lower().and_then(|lower| lower.spill.allowed())
     }
 
+    /// Changes the bytes that may be spilled a day; 0: no limit. `false` without a spill device.
+    pub fn set_spill_daily(&self, bytes: u64) -> bool {
+        let lower = self.lower();
+        lower.iter().for_each(|lower| lower.spill.set_daily(bytes));
+        lower.is_some()
+    }
+
     /// Zeroes the label of the device: the content of its slots is worthless from now on.
     pub fn disown(&self) {
         if let Some(lower) = self.lower() {

@@ -163,6 +163,11 @@ impl Spill {
         self.write_budget.lock().left(self.began.elapsed())
     }
 
+    /// Changes the bytes that may be written a day; 0: no limit.
+    pub(super) fn set_daily(&self, bytes: u64) {
+        self.write_budget.lock().set_daily(bytes, self.began.elapsed());
+    }
+
     fn at(&self, slot: u32, from: u32) -> u64 {
         (u64::from(slot) + 1) * u64::from(self.segment) + u64::from(from)
     }

@@ -24,6 +24,14 @@ impl TokenBucket {
         Self { daily, level: full(daily), at: now }
     }
 
+    /// Changes the bytes a day. What was written in the last day counts.
+    pub(super) fn set_daily(&mut self, daily: u64, now: Duration) {
+        self.fill(now);
+        let taken = full(self.daily).saturating_sub(self.level);
+        self.daily = daily;
+        self.level = full(daily).saturating_sub(taken);
+    }
+
     fn fill(&mut self, now: Duration) {
         let passed = now.saturating_sub(self.at).as_nanos();
         let more = u128::from(self.daily) * passed / 1_000_000_000;
@@ -74,6 +82,22 @@ mod tests {
         assert_eq!(a.left(HOUR * 3), Some(2_000));
         assert_eq!(a.left(HOUR * 100), Some(24_000), "it holds a day's");
         assert_eq!(a.left(HOUR * 50), Some(24_000), "a clock that goes back takes nothing");
+    }
+
+    #[test]
+    fn another_limit_counts_what_was_written() {
+        let mut a = TokenBucket::new(24_000, Duration::ZERO);
+        a.take(20_000, Duration::ZERO);
+        a.set_daily(48_000, Duration::ZERO);
+        assert_eq!(a.left(Duration::ZERO), Some(28_000));
+        a.set_daily(12_000, Duration::ZERO);
+        assert_eq!(a.left(Duration::ZERO), Some(0));
+        assert_eq!(a.left(HOUR * 2), Some(1_000));
+        a.set_daily(0, HOUR * 2);
+        assert_eq!(a.left(HOUR * 2), None);
+        a.take(1 << 40, HOUR * 2);
+        a.set_daily(24_000, HOUR * 2);
+        assert_eq!(a.left(HOUR * 2), Some(24_000), "nothing was counted");
     }
 
     #[test]

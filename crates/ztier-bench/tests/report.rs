@@ -13,7 +13,9 @@ use support::{Running, bench};
 /// A real quick run, shortened: for tests only.
 const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sample");
 const PROBE: &str = include_str!("probe.html");
-const WIDTHS: [u32; 3] = [320, 768, 1600];
+const WIDTHS: [u32; 5] = [320, 400, 768, 1280, 1600];
+/// Screens of 1280 × 800 that a report may have, without what is folded.
+const SCREENS: u64 = 12;
 const REPORT_MAX: u64 = 2 << 20;
 
 /// A copy of the sample with its report.
@@ -90,6 +92,10 @@ fn it_is_readable_on_all_screens_in_light_and_dark() {
         let count = |of: &str| found[of].as_u64().unwrap();
         assert!(count("charts") >= 40 && count("tables") >= 20, "{found}");
         assert!(count("texts") > count("charts"), "{found}");
+        if width == 1280 {
+            assert!(count("height") <= SCREENS * 800, "{} px", count("height"));
+            assert!(count("glance") <= 800, "the first chart ends at {} px", count("glance"));
+        }
     }
 }
 
@@ -171,7 +177,8 @@ fn it_has_what_the_sources_have_and_is_small() {
     }
     // The nine tests of both documents.
     for test in ["write", "rewrite", "read", "reread", "random read", "stride read"] {
-        let charts = html.matches(&format!("aria-label=\"{test}, KiB/s\"")).count();
+        let of = |unit| html.matches(&format!("aria-label=\"{test}, {unit}/s\"")).count();
+        let charts = ["KiB", "MiB", "GiB"].map(of).iter().sum::<usize>();
         assert!(charts >= 2, "{test}: {charts}");
     }
     assert!(csv.lines().count() > 1000);

@@ -95,6 +95,22 @@ impl Volume {
         }
         changed
     }
+
+    /// See [`crate::device::InMemory::set_spill_daily`].
+    ///
+    /// # Errors
+    /// See there.
+    pub fn set_spill_daily(&self, bytes: u64) -> Result<()> {
+        // No other spill device comes meanwhile.
+        let _spills = self.below.spills.lock();
+        if self.ram.set_spill_daily(bytes) { Ok(()) } else { Err(no_spill_device()) }
+    }
+}
+
+/// `spill-daily` is given for a volume without a spill device.
+pub(crate) fn no_spill_device() -> Error {
+    Error::usage("spill-daily is for a volume with a spill device")
+        .hint("leave out spill-daily, or give spill=DEV")
 }
 
 fn made_without() -> Error {

@@ -37,6 +37,7 @@ use crate::stats::drives::Role;
 use crate::stats::{Latencies, Stats};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use below::no_spill_device;
 use parking_lot::{RwLock, RwLockReadGuard};
 use std::sync::{Arc, OnceLock};
 use worker_pool::WorkerPool;
@@ -673,6 +674,10 @@ impl InMemory for Volume {
 
     fn change_spill(&self, change: SpillChange<'_>) -> Result<u64> {
         self.change_spill(change)
+    }
+
+    fn set_spill_daily(&self, bytes: u64) -> Result<()> {
+        self.set_spill_daily(bytes)
     }
 
     fn disown(&self) {

@@ -23,11 +23,12 @@ pub(super) fn start(volume: &Arc<Volume>) -> Result<Worker> {
 /// Otherwise the processes that use up the machine's memory would take every page that is swapped
 /// out, and the mempool would get none. Returns whether that worked.
 fn hurry() -> bool {
-    let first = libc::sched_param { sched_priority: 1 };
-    // SAFETY: the call reads one structure, which lives, and changes how this thread is scheduled.
+    // `sched_param`. The system call itself, because musl's function for it refuses every call.
+    let first: libc::c_int = 1;
+    // SAFETY: the call reads one number, which lives, and changes how this thread is scheduled.
     // Without the right to do so the call fails and changes nothing; the user is told before the
     // device carries swap.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &first) == 0 }
+    unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, libc::SCHED_RR, &raw const first) == 0 }
 }
 
 fn refill(volume: &Weak<Volume>, stop: &AtomicBool) {

@@ -158,7 +158,8 @@ impl Uring {
             return;
         }
         if !self.listening {
-            let events = PollFlags::IN.bits().into();
+            // Without the C library's types it is unsigned, with them (Miri) signed.
+            let events = PollFlags::IN.bits() as u32;
             let entry = opcode::PollAdd::new(Fd(self.bell.as_raw_fd()), events).build();
             self.push(&entry.user_data(BELL));
             self.listening = true;

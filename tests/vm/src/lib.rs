@@ -32,4 +32,4 @@ pub use drive::{Cut, Drive};
 pub use lab::{Lab, Trouble};
 pub use line::{Done, Task};
 pub use machine::Machine;
-pub use setup::{Cache, Setup};
+pub use setup::{Cache, EMULATION_FAULT, Setup};

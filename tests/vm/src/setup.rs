@@ -43,8 +43,9 @@ pub(crate) enum Behind {
     Drive(Arc<Drive>),
 }
 
-/// The kernel's message after it executed a half-replaced instruction.
-const EMULATION_FAULT: &str = "Oops: int3";
+/// The kernel's message after it executed an instruction that another CPU's kernel was replacing:
+/// QEMU's fault.
+pub const EMULATION_FAULT: &str = "Oops: int3";
 
 /// A machine that can be started.
 #[derive(Clone, Debug)]

@@ -85,22 +85,24 @@ fn files_live_on_it(machine: &Machine, kind: &str) {
 
 #[test]
 fn dropped_pages_serve_file_systems_on_another_kernel() {
-    let Some((lab, _turn)) = lab() else { return };
-    let machine = setup(&lab).memory(512).disk("slow", 400 << 20).cgroups().boot().unwrap();
-    ok(
-        &machine,
-        &format!(
-            "modprobe ublk_drv && ztier doctor | grep 'dropped pages: the kernel can' && \
+    support::in_machines(|| {
+        let Some((lab, _turn)) = lab() else { return };
+        let machine = setup(&lab).memory(512).disk("slow", 400 << 20).cgroups().boot().unwrap();
+        ok(
+            &machine,
+            &format!(
+                "modprobe ublk_drv && ztier doctor | grep 'dropped pages: the kernel can' && \
              mkdir /sys/fs/cgroup/load && echo {SHORT}M >/sys/fs/cgroup/load/memory.high"
-        ),
-    );
-    for kind in ["ext4", "xfs", "btrfs"] {
-        if lab.image.has(&format!("mkfs.{kind}")) {
-            files_live_on_it(&machine, kind);
-        } else {
-            println!("skipped: no mkfs.{kind}");
+            ),
+        );
+        for kind in ["ext4", "xfs", "btrfs"] {
+            if lab.image.has(&format!("mkfs.{kind}")) {
+                files_live_on_it(&machine, kind);
+            } else {
+                println!("skipped: no mkfs.{kind}");
+            }
         }
-    }
-    ok(&machine, "rmdir /sys/fs/cgroup/load");
-    machine.off().unwrap();
+        ok(&machine, "rmdir /sys/fs/cgroup/load");
+        machine.off().unwrap();
+    });
 }

@@ -28,35 +28,37 @@ fn partitions(machine: &Machine) {
 
 #[test]
 fn fuse_and_nbd_carry_file_systems_on_another_kernel() {
-    let Some((lab, _turn)) = lab() else { return };
-    let machine = setup(&lab).boot().unwrap();
-    ok(&machine, "modprobe loop && modprobe nbd nbds_max=4");
+    support::in_machines(|| {
+        let Some((lab, _turn)) = lab() else { return };
+        let machine = setup(&lab).boot().unwrap();
+        ok(&machine, "modprobe loop && modprobe nbd nbds_max=4");
 
-    ok(&machine, "ztier up f --size 256M --export fuse");
-    print!("fuse: {}", ok(&machine, "filesystem ext4 /dev/ztier/f 24"));
-    ok(&machine, "mount /dev/ztier/f /mnt");
-    refused(&machine, "ztier down f", "mounted");
-    ok(&machine, "umount /mnt && ztier down f --discard");
-    nothing_left(&machine);
-    partitions(&machine);
+        ok(&machine, "ztier up f --size 256M --export fuse");
+        print!("fuse: {}", ok(&machine, "filesystem ext4 /dev/ztier/f 24"));
+        ok(&machine, "mount /dev/ztier/f /mnt");
+        refused(&machine, "ztier down f", "mounted");
+        ok(&machine, "umount /mnt && ztier down f --discard");
+        nothing_left(&machine);
+        partitions(&machine);
 
-    if !lab.image.has("nbd-client") {
-        println!("skipped: no nbd-client");
-        return;
-    }
-    ok(&machine, "ztier up n --size 256M --export nbd");
-    // Several connections, as fast clients use them.
-    ok(&machine, "nbd-client -unix /run/ztier/n.nbd /dev/nbd0 -N n -b 4096 -C 3");
-    assert_eq!(ok(&machine, "blockdev --getsize64 /dev/nbd0"), "268435456\n");
-    assert_eq!(ok(&machine, "cat /sys/block/nbd0/queue/write_cache"), "write back\n");
-    print!("nbd: {}", ok(&machine, "filesystem ext4 /dev/nbd0 24"));
-    refused(&machine, "ztier down n", "NBD client");
-    ok(
-        &machine,
-        "fio --name=v --filename=/dev/nbd0 --size=64M --io_size=24M --rw=randwrite --bs=4k \
+        if !lab.image.has("nbd-client") {
+            println!("skipped: no nbd-client");
+            return;
+        }
+        ok(&machine, "ztier up n --size 256M --export nbd");
+        // Several connections, as fast clients use them.
+        ok(&machine, "nbd-client -unix /run/ztier/n.nbd /dev/nbd0 -N n -b 4096 -C 3");
+        assert_eq!(ok(&machine, "blockdev --getsize64 /dev/nbd0"), "268435456\n");
+        assert_eq!(ok(&machine, "cat /sys/block/nbd0/queue/write_cache"), "write back\n");
+        print!("nbd: {}", ok(&machine, "filesystem ext4 /dev/nbd0 24"));
+        refused(&machine, "ztier down n", "NBD client");
+        ok(
+            &machine,
+            "fio --name=v --filename=/dev/nbd0 --size=64M --io_size=24M --rw=randwrite --bs=4k \
                   --ioengine=libaio --iodepth=16 --direct=1 --verify=crc32c --output=/dev/null",
-    );
-    ok(&machine, "nbd-client -d /dev/nbd0 && sleep 0.2 && ztier down n --discard");
-    nothing_left(&machine);
-    machine.off().unwrap();
+        );
+        ok(&machine, "nbd-client -d /dev/nbd0 && sleep 0.2 && ztier down n --discard");
+        nothing_left(&machine);
+        machine.off().unwrap();
+    });
 }

@@ -83,32 +83,34 @@ fn told(machine: &Machine, what: &str) {
 
 #[test]
 fn a_full_machine_warns_ends_the_load_alone_and_goes_on() {
-    let Some((lab, _turn)) = lab_with(&["ztier", "ztier-vm-pressure"]) else { return };
-    let setup = setup(&lab).memory(512).disk("below", 96 << 20).disk("other", 32 << 20);
-    let machine = setup.file("/usr/local/bin/hook", HOOK).boot().unwrap();
-    ok(
-        &machine,
-        "modprobe ublk_drv && echo 1 >/proc/sys/vm/overcommit_memory && \
+    support::in_machines(|| {
+        let Some((lab, _turn)) = lab_with(&["ztier", "ztier-vm-pressure"]) else { return };
+        let setup = setup(&lab).memory(512).disk("below", 96 << 20).disk("other", 32 << 20);
+        let machine = setup.file("/usr/local/bin/hook", HOOK).boot().unwrap();
+        ok(
+            &machine,
+            "modprobe ublk_drv && echo 1 >/proc/sys/vm/overcommit_memory && \
          echo 60 >/proc/sys/kernel/hung_task_timeout_secs && \
          mkfs.ext4 -q /disk/other && mount /disk/other /mnt && \
          ztier up v --size 256M --ram-limit 48M --spill /disk/below --export ublk && \
          ztier swapon v --on-full /usr/local/bin/hook",
-    );
-    // Real processors may be taken away for a moment.
-    let mut most = vec![round(&machine)];
-    let limit = Duration::from_secs(times("ZTIER_VM_WAIT", LONGEST).into());
-    while most.last().is_some_and(|most| *most > limit) && most.len() < ROUNDS {
-        most.push(round(&machine));
-    }
-    assert!(most.last().is_some_and(|most| *most <= limit), "{most:?}");
-    let killed = ok(&machine, "dmesg | grep -o 'Out of memory: Killed process.*([^)]*)'; true");
-    assert!(killed.lines().count() >= 2 && killed.lines().all(|line| line.ends_with("(load)")));
-    assert_eq!(ok(&machine, "dmesg | grep -E 'blocked for more|I/O error'; true"), "");
-    let log = ok(&machine, "cat /run/ztier/v.log");
-    let said = "memory and swap are nearly full: there is room for";
-    assert!(log.contains(said) && log.contains("over: the machine's memory"), "{log}");
-    ok(&machine, "ztier status v --json | grep '\"swap_nearly_full\": false'");
-    ok(&machine, "umount /mnt && ztier swapoff v && ztier down v --discard");
-    nothing_left(&machine);
-    machine.off().unwrap();
+        );
+        // Real processors may be taken away for a moment.
+        let mut most = vec![round(&machine)];
+        let limit = Duration::from_secs(times("ZTIER_VM_WAIT", LONGEST).into());
+        while most.last().is_some_and(|most| *most > limit) && most.len() < ROUNDS {
+            most.push(round(&machine));
+        }
+        assert!(most.last().is_some_and(|most| *most <= limit), "{most:?}");
+        let killed = ok(&machine, "dmesg | grep -o 'Out of memory: Killed process.*([^)]*)'; true");
+        assert!(killed.lines().count() >= 2 && killed.lines().all(|line| line.ends_with("(load)")));
+        assert_eq!(ok(&machine, "dmesg | grep -E 'blocked for more|I/O error'; true"), "");
+        let log = ok(&machine, "cat /run/ztier/v.log");
+        let said = "memory and swap are nearly full: there is room for";
+        assert!(log.contains(said) && log.contains("over: the machine's memory"), "{log}");
+        ok(&machine, "ztier status v --json | grep '\"swap_nearly_full\": false'");
+        ok(&machine, "umount /mnt && ztier swapoff v && ztier down v --discard");
+        nothing_left(&machine);
+        machine.off().unwrap();
+    });
 }

@@ -54,81 +54,88 @@ fn scripts_and_files(machine: &Machine) {
 
 #[test]
 fn machines_do_what_they_are_told_and_forget_what_was_not_flushed() {
-    let Some((lab, _turn)) = lab() else { return };
-    let drive = Drive::new(64 << 20, 7).unwrap();
-    let began = Instant::now();
-    let setup = Setup::new(&lab).disk("plain", 32 << 20).drive("fast", &drive);
-    let machine = setup.clone().file("/etc/given", b"given\n").boot().unwrap();
-    println!("up after {:.1} s", began.elapsed().as_secs_f64());
-    assert_eq!(ok(&machine, "cat /etc/given; ls /disk"), "given\nfast\nplain\nprograms\n");
-    assert_eq!(ok(&machine, "blockdev --getsize64 $(readlink /disk/plain)"), "33554432\n");
-    scripts_and_files(&machine);
+    support::in_machines(|| {
+        let Some((lab, _turn)) = lab() else { return };
+        let drive = Drive::new(64 << 20, 7).unwrap();
+        let began = Instant::now();
+        let setup = Setup::new(&lab).disk("plain", 32 << 20).drive("fast", &drive);
+        let machine = setup.clone().file("/etc/given", b"given\n").boot().unwrap();
+        println!("up after {:.1} s", began.elapsed().as_secs_f64());
+        assert_eq!(ok(&machine, "cat /etc/given; ls /disk"), "given\nfast\nplain\nprograms\n");
+        assert_eq!(ok(&machine, "blockdev --getsize64 $(readlink /disk/plain)"), "33554432\n");
+        scripts_and_files(&machine);
 
-    // A drive's content survives a cut if it was flushed.
-    ok(
-        &machine,
-        "tr '\\0' a </dev/zero | dd of=/disk/fast bs=1M count=16 iflag=fullblock oflag=direct conv=fsync",
-    );
-    ok(
-        &machine,
-        "tr '\\0' b </dev/zero | dd of=/disk/fast bs=64k count=64 iflag=fullblock oflag=direct",
-    );
-    assert_eq!(ok(&machine, "head -c 3 /disk/fast"), "bbb");
-    let pid = machine.pid();
-    let cut = machine.cut().unwrap().remove(0);
-    assert!(!Path::new(&format!("/proc/{pid}")).exists(), "QEMU is left");
-    println!("{cut:?} {:?}", drive.counts());
-    assert!(cut.lost > 0 && cut.kept > 0, "{cut:?}");
-
-    let machine = setup.boot().unwrap();
-    let count = |byte: char, skip: u32, blocks: u32| -> u64 {
-        let script = format!(
-            "dd if=/disk/fast bs=1M skip={skip} count={blocks} 2>/dev/null | tr -dc {byte} | wc -c"
+        // A drive's content survives a cut if it was flushed.
+        ok(
+            &machine,
+            "tr '\\0' a </dev/zero | dd of=/disk/fast bs=1M count=16 iflag=fullblock oflag=direct conv=fsync",
         );
-        ok(&machine, &script).trim().parse().unwrap()
-    };
-    assert_eq!(count('a', 4, 12), 12 << 20, "what was flushed");
-    let (old, new) = (count('a', 0, 4), count('b', 0, 4));
-    assert_eq!(old + new, 4 << 20);
-    assert!(old >= cut.lost * 4096 && new >= cut.kept * 4096, "{old} {new} {cut:?}");
+        ok(
+            &machine,
+            "tr '\\0' b </dev/zero | dd of=/disk/fast bs=64k count=64 iflag=fullblock oflag=direct",
+        );
+        assert_eq!(ok(&machine, "head -c 3 /disk/fast"), "bbb");
+        let pid = machine.pid();
+        let cut = machine.cut().unwrap().remove(0);
+        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "QEMU is left");
+        println!("{cut:?} {:?}", drive.counts());
+        assert!(cut.lost > 0 && cut.kept > 0, "{cut:?}");
 
-    // A pulled drive fails, and nothing else does.
-    drive.pull();
-    let script = "dd if=/disk/fast of=/dev/null bs=4k count=1 iflag=direct";
-    assert_ne!(machine.run(script, SOON).unwrap().status, 0);
-    ok(&machine, "dd if=/disk/plain of=/dev/null bs=4k count=1 iflag=direct");
-    drive.plug();
-    ok(&machine, script);
+        let machine = setup.boot().unwrap();
+        let count = |byte: char, skip: u32, blocks: u32| -> u64 {
+            let script = format!(
+                "dd if=/disk/fast bs=1M skip={skip} count={blocks} 2>/dev/null | tr -dc {byte} | wc -c"
+            );
+            ok(&machine, &script).trim().parse().unwrap()
+        };
+        assert_eq!(count('a', 4, 12), 12 << 20, "what was flushed");
+        let (old, new) = (count('a', 0, 4), count('b', 0, 4));
+        assert_eq!(old + new, 4 << 20);
+        assert!(old >= cut.lost * 4096 && new >= cut.kept * 4096, "{old} {new} {cut:?}");
 
-    // The death of a machine is noticed, with its last console output.
-    let began = Instant::now();
-    let error = machine.run("echo c >/proc/sysrq-trigger", SOON).unwrap_err().to_string();
-    assert!(error.contains("gone") && error.contains("panic"), "{error}");
-    assert!(began.elapsed() < SOON / 2 && machine.console().contains("sysrq triggered crash"));
+        // A pulled drive fails, and nothing else does.
+        drive.pull();
+        let script = "dd if=/disk/fast of=/dev/null bs=4k count=1 iflag=direct";
+        assert_ne!(machine.run(script, SOON).unwrap().status, 0);
+        ok(&machine, "dd if=/disk/plain of=/dev/null bs=4k count=1 iflag=direct");
+        drive.plug();
+        ok(&machine, script);
+
+        // The death of a machine is noticed, with its last console output.
+        let began = Instant::now();
+        let error = machine.run("echo c >/proc/sysrq-trigger", SOON).unwrap_err().to_string();
+        assert!(error.contains("gone") && error.contains("panic"), "{error}");
+        assert!(began.elapsed() < SOON / 2 && machine.console().contains("sysrq triggered crash"));
+    });
 }
 
 #[test]
 fn a_machine_ends_with_order_and_in_time() {
-    let Some((lab, _turn)) = lab() else { return };
-    let directory = tempfile::tempdir().unwrap();
-    let disk = directory.path().join("disk");
-    std::fs::File::create(&disk).unwrap().set_len(32 << 20).unwrap();
-    let setup = Setup::new(&lab).memory(256).cpus(1);
-    let setup = setup.file_disk("data", &disk, ztier_vm::Cache::Writeback);
-    let machine = setup.clone().boot().unwrap();
-    assert_eq!(ok(&machine, "nproc"), "1\n");
-    ok(&machine, "mkfs.ext4 -q /disk/data && mount /disk/data /mnt && echo kept >/mnt/file");
-    ok(&machine, "umount /mnt");
-    machine.off().unwrap();
-    // A machine whose kernel hangs does not block the test.
-    let machine = setup.boot().unwrap();
-    assert_eq!(ok(&machine, "mount /disk/data /mnt && cat /mnt/file"), "kept\n");
-    let began = Instant::now();
-    machine
-        .run("echo 1 >/proc/sys/kernel/sysrq; cat /proc/version; sleep 100", Duration::from_secs(1))
-        .unwrap_err();
-    let pid = machine.pid();
-    drop(machine);
-    assert!(began.elapsed() < Duration::from_secs(20));
-    assert!(!Path::new(&format!("/proc/{pid}")).exists(), "QEMU is left");
+    support::in_machines(|| {
+        let Some((lab, _turn)) = lab() else { return };
+        let directory = tempfile::tempdir().unwrap();
+        let disk = directory.path().join("disk");
+        std::fs::File::create(&disk).unwrap().set_len(32 << 20).unwrap();
+        let setup = Setup::new(&lab).memory(256).cpus(1);
+        let setup = setup.file_disk("data", &disk, ztier_vm::Cache::Writeback);
+        let machine = setup.clone().boot().unwrap();
+        assert_eq!(ok(&machine, "nproc"), "1\n");
+        ok(&machine, "mkfs.ext4 -q /disk/data && mount /disk/data /mnt && echo kept >/mnt/file");
+        ok(&machine, "umount /mnt");
+        machine.off().unwrap();
+        // A machine whose kernel hangs does not block the test.
+        let machine = setup.boot().unwrap();
+        assert_eq!(ok(&machine, "mount /disk/data /mnt && cat /mnt/file"), "kept\n");
+        let began = Instant::now();
+        machine
+            .run(
+                "echo 1 >/proc/sys/kernel/sysrq; cat /proc/version; sleep 100",
+                Duration::from_secs(1),
+            )
+            .unwrap_err();
+        let pid = machine.pid();
+        drop(machine);
+        assert!(began.elapsed() < Duration::from_secs(20));
+        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "QEMU is left");
+    });
 }

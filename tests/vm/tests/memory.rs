@@ -68,36 +68,38 @@ fn no_task_hung(machine: &Machine) {
 
 #[test]
 fn writeback_under_pressure_does_not_stall() {
-    let Some((lab, _turn)) = lab() else { return };
-    let setup = setup(&lab).memory(512).disk("slow", 512 << 20).disk("fast", 128 << 20);
-    let machine = setup.boot().unwrap();
-    ok(
-        &machine,
-        "modprobe loop; modprobe ublk_drv; echo 20 >/proc/sys/kernel/hung_task_timeout_secs",
-    );
-    ok(&machine, "ztier up v --backing /disk/slow --log /disk/fast --segment 256K");
-    ok(&machine, "mkfs.ext4 -q /dev/ztier/v && mount /dev/ztier/v /mnt");
-    let free = ok(&machine, "free -m | sed -n 2p");
-    let stolen_before = stolen();
-    let watch = machine.begin(&format!("set /dev/ztier/v\n{WATCH}")).unwrap();
-    let hog = machine.begin(&format!("set 150\n{HOG}")).unwrap();
-    let write = machine.begin(WRITE).unwrap();
-    let seconds = u64::from(times("ZTIER_VM_SECONDS", 15));
-    std::thread::sleep(Duration::from_secs(seconds));
-    let least = ok(&machine, "free -m | sed -n 2p; grep -E 'Dirty|Writeback:' /proc/meminfo");
-    ok(&machine, "touch /tmp/end");
-    let patience = Duration::from_secs(120);
-    let done = write.wait(patience).unwrap().ok().unwrap();
-    hog.wait(patience).unwrap();
-    let most: u64 = watch.wait(patience).unwrap().ok().unwrap().trim().parse().unwrap();
-    // CPU time stolen from this machine was lost to the emulated one.
-    let lost = stolen().saturating_sub(stolen_before);
-    println!("{seconds} s: {} written; no request ended for at most {most} ms", done.trim());
-    println!("{}{}", free, least);
-    assert!(most < STALL_MAX + lost, "no request ended for {most} ms, {lost} ms were stolen");
-    no_task_hung(&machine);
-    ok(&machine, COMPARE);
-    ok(&machine, "umount /mnt && e2fsck -fn /dev/ztier/v && ztier down v");
-    nothing_left(&machine);
-    machine.off().unwrap();
+    support::in_machines(|| {
+        let Some((lab, _turn)) = lab() else { return };
+        let setup = setup(&lab).memory(512).disk("slow", 512 << 20).disk("fast", 128 << 20);
+        let machine = setup.boot().unwrap();
+        ok(
+            &machine,
+            "modprobe loop; modprobe ublk_drv; echo 20 >/proc/sys/kernel/hung_task_timeout_secs",
+        );
+        ok(&machine, "ztier up v --backing /disk/slow --log /disk/fast --segment 256K");
+        ok(&machine, "mkfs.ext4 -q /dev/ztier/v && mount /dev/ztier/v /mnt");
+        let free = ok(&machine, "free -m | sed -n 2p");
+        let stolen_before = stolen();
+        let watch = machine.begin(&format!("set /dev/ztier/v\n{WATCH}")).unwrap();
+        let hog = machine.begin(&format!("set 150\n{HOG}")).unwrap();
+        let write = machine.begin(WRITE).unwrap();
+        let seconds = u64::from(times("ZTIER_VM_SECONDS", 15));
+        std::thread::sleep(Duration::from_secs(seconds));
+        let least = ok(&machine, "free -m | sed -n 2p; grep -E 'Dirty|Writeback:' /proc/meminfo");
+        ok(&machine, "touch /tmp/end");
+        let patience = Duration::from_secs(120);
+        let done = write.wait(patience).unwrap().ok().unwrap();
+        hog.wait(patience).unwrap();
+        let most: u64 = watch.wait(patience).unwrap().ok().unwrap().trim().parse().unwrap();
+        // CPU time stolen from this machine was lost to the emulated one.
+        let lost = stolen().saturating_sub(stolen_before);
+        println!("{seconds} s: {} written; no request ended for at most {most} ms", done.trim());
+        println!("{}{}", free, least);
+        assert!(most < STALL_MAX + lost, "no request ended for {most} ms, {lost} ms were stolen");
+        no_task_hung(&machine);
+        ok(&machine, COMPARE);
+        ok(&machine, "umount /mnt && e2fsck -fn /dev/ztier/v && ztier down v");
+        nothing_left(&machine);
+        machine.off().unwrap();
+    });
 }

@@ -45,7 +45,8 @@ const NEEDLESS: [&str; 19] = [
     "systemd-user-sessions.service",
 ];
 /// Beginnings of the commands of a checkout, which documents show in `sh` blocks.
-const CHECKOUT: [&str; 6] = ["./run", "./test", "./bench", "cargo", "scripts/", "tests/vm/"];
+const CHECKOUT: [&str; 7] =
+    ["./run", "./test", "./bench", "cargo", "podman", "scripts/", "tests/vm/"];
 
 fn project() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -103,52 +104,55 @@ fn packages_lack() -> Option<&'static str> {
 
 #[test]
 fn the_package_is_installed_used_as_documented_replaced_and_removed() {
-    if std::env::var("ZTIER_VM_PACKAGE").is_ok_and(|value| value == "no") {
-        println!("skipped: installing the package takes minutes; ./test --package does it");
-        return;
-    }
-    if let Some(why) = packages_lack() {
-        println!("skipped: {why}");
-        return;
-    }
-    let Some((lab, _turn)) = lab_with(&["ztier", "ztier-vm-pressure"]) else { return };
-    let place = tempfile::tempdir().unwrap();
-    // A booting machine mostly waits for one of its CPUs.
-    let (machine, old, new) = std::thread::scope(|scope| {
-        let machine = scope.spawn(|| boot(&lab, place.path()));
-        let (old, new) = (package(place.path(), None), package(place.path(), Some("0.2.0-2")));
-        assert!(content(&old) == content(&new), "the same program makes another package");
-        lint(&old);
-        (machine.join().unwrap(), old, new)
-    });
-    let Some(machine) = machine else { return };
-    for file in [&old, &new] {
-        let name = file.file_name().unwrap().display();
-        machine.put(&format!("/root/{name}"), &fs::read(file).unwrap(), SOON).unwrap();
-    }
-    let began = Instant::now();
-    let step = |what: &str, step: fn(&Machine)| {
+    support::in_machines(|| {
+        if std::env::var("ZTIER_VM_PACKAGE").is_ok_and(|value| value == "no") {
+            println!("skipped: installing the package takes minutes; ./test --package does it");
+            return;
+        }
+        if let Some(why) = packages_lack() {
+            println!("skipped: {why}");
+            return;
+        }
+        let Some((lab, _turn)) = lab_with(&["ztier", "ztier-vm-pressure"]) else { return };
+        let place = tempfile::tempdir().unwrap();
+        // A booting machine mostly waits for one of its CPUs.
+        let (machine, old, new) = std::thread::scope(|scope| {
+            let machine = scope.spawn(|| boot(&lab, place.path()));
+            let (old, new) = (package(place.path(), None), package(place.path(), Some("0.2.0-2")));
+            assert!(content(&old) == content(&new), "the same program makes another package");
+            lint(&old);
+            (machine.join().unwrap(), old, new)
+        });
+        let Some(machine) = machine else { return };
+        for file in [&old, &new] {
+            let name = file.file_name().unwrap().display();
+            machine.put(&format!("/root/{name}"), &fs::read(file).unwrap(), SOON).unwrap();
+        }
         let began = Instant::now();
-        step(&machine);
-        println!("{what} in {:.1} s", began.elapsed().as_secs_f64());
-    };
-    step("installed", installed);
-    step("booted", booted);
-    let began_documents = Instant::now();
-    let mut wrong = Vec::new();
-    for (name, text) in documents() {
-        let mut steps = steps(&name, &text, true);
-        // Installed packages need not be installed again: that takes an emulated CPU seconds.
-        let first = steps.iter().position(installs).filter(|at| *at == 0 || name == "README.md");
-        first.map(|at| steps.remove(at));
-        wrong.extend(root_steps(&machine, &name, &steps));
-    }
-    println!("all documents in {:.1} s", began_documents.elapsed().as_secs_f64());
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    step("replaced", replaced);
-    step("removed", removed);
-    println!("all in {:.1} s", began.elapsed().as_secs_f64());
-    machine.off().unwrap();
+        let step = |what: &str, step: fn(&Machine)| {
+            let began = Instant::now();
+            step(&machine);
+            println!("{what} in {:.1} s", began.elapsed().as_secs_f64());
+        };
+        step("installed", installed);
+        step("booted", booted);
+        let began_documents = Instant::now();
+        let mut wrong = Vec::new();
+        for (name, text) in documents() {
+            let mut steps = steps(&name, &text, true);
+            // Installed packages need not be installed again: that takes an emulated CPU seconds.
+            let first =
+                steps.iter().position(installs).filter(|at| *at == 0 || name == "README.md");
+            first.map(|at| steps.remove(at));
+            wrong.extend(root_steps(&machine, &name, &steps));
+        }
+        println!("all documents in {:.1} s", began_documents.elapsed().as_secs_f64());
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        step("replaced", replaced);
+        step("removed", removed);
+        println!("all in {:.1} s", began.elapsed().as_secs_f64());
+        machine.off().unwrap();
+    });
 }
 
 /// All files of a package with their times and modes, without the version.
@@ -461,7 +465,8 @@ fn every_block_of_a_document_says_what_it_is() {
                             "{at}: `{line}` is no command of a checkout: make it `console`"
                         );
                         let program = line.split_whitespace().next().unwrap();
-                        let there = program == "cargo" || project().join(program).exists();
+                        let there = ["cargo", "podman"].contains(&program)
+                            || project().join(program).exists();
                         assert!(there, "{at}: there is no {program}");
                     }
                 }

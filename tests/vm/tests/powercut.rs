@@ -95,28 +95,30 @@ impl Place {
 
 #[test]
 fn ext4_on_a_log_survives_power_cuts() {
-    let Some((lab, _turn)) = lab() else { return };
-    let (log, backing) = (Drive::new(48 << 20, 3).unwrap(), Drive::new(192 << 20, 4).unwrap());
-    let setup = setup(&lab).drive("slow", &backing).drive("fast", &log);
-    let mut place = Place { setup, log, backing, durable: Vec::new(), forgotten: 0 };
-    let machine = place.up().unwrap();
-    ok(&machine, "mkfs.ext4 -q /dev/ztier/v && mount /dev/ztier/v /mnt && mkdir /mnt/a /mnt/b");
-    ok(&machine, "sync");
-    place.write_until_cut(machine, 0);
-    for round in 1..times("ZTIER_VM_CUTS", 3) {
-        let machine = place.up().unwrap_or_else(|e| panic!("round {round}: {e}"));
-        place.check(&machine).unwrap_or_else(|e| panic!("round {round}: {e}"));
-        place.write_until_cut(machine, round);
-    }
-    let machine = place.up().unwrap();
-    place.check(&machine).unwrap();
-    println!("{} files were durable", place.durable.len());
-    assert!(place.forgotten > 0, "no cut took anything away");
+    support::in_machines(|| {
+        let Some((lab, _turn)) = lab() else { return };
+        let (log, backing) = (Drive::new(48 << 20, 3).unwrap(), Drive::new(192 << 20, 4).unwrap());
+        let setup = setup(&lab).drive("slow", &backing).drive("fast", &log);
+        let mut place = Place { setup, log, backing, durable: Vec::new(), forgotten: 0 };
+        let machine = place.up().unwrap();
+        ok(&machine, "mkfs.ext4 -q /dev/ztier/v && mount /dev/ztier/v /mnt && mkdir /mnt/a /mnt/b");
+        ok(&machine, "sync");
+        place.write_until_cut(machine, 0);
+        for round in 1..times("ZTIER_VM_CUTS", 3) {
+            let machine = place.up().unwrap_or_else(|e| panic!("round {round}: {e}"));
+            place.check(&machine).unwrap_or_else(|e| panic!("round {round}: {e}"));
+            place.write_until_cut(machine, round);
+        }
+        let machine = place.up().unwrap();
+        place.check(&machine).unwrap();
+        println!("{} files were durable", place.durable.len());
+        assert!(place.forgotten > 0, "no cut took anything away");
 
-    // Counter-check: the test notices a drive that reports a flush and does not flush.
-    place.log.lie(true);
-    place.backing.lie(true);
-    place.write_until_cut(machine, 0);
-    let lost = place.up().and_then(|machine| place.check(&machine)).unwrap_err();
-    println!("drives that lie: {lost}");
+        // Counter-check: the test notices a drive that reports a flush and does not flush.
+        place.log.lie(true);
+        place.backing.lie(true);
+        place.write_until_cut(machine, 0);
+        let lost = place.up().and_then(|machine| place.check(&machine)).unwrap_err();
+        println!("drives that lie: {lost}");
+    });
 }

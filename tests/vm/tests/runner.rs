@@ -63,28 +63,30 @@ fn no_complaint(machine: &Machine, what: &str) {
 
 #[test]
 fn programs_get_every_byte_back_whatever_is_killed() {
-    let Some((lab, _turn)) = lab_with(&["ztier", "ztier-vm-pressure"]) else { return };
-    let machine = setup(&lab).memory(768).disk("below", 256 << 20).boot().unwrap();
-    ok(&machine, "modprobe ublk_drv; mount -t cgroup2 none /sys/fs/cgroup");
-    let step = |what: &str, step: fn(&Machine)| {
-        let began = Instant::now();
-        step(&machine);
+    support::in_machines(|| {
+        let Some((lab, _turn)) = lab_with(&["ztier", "ztier-vm-pressure"]) else { return };
+        let machine = setup(&lab).memory(768).disk("below", 256 << 20).boot().unwrap();
+        ok(&machine, "modprobe ublk_drv; mount -t cgroup2 none /sys/fs/cgroup");
+        let step = |what: &str, step: fn(&Machine)| {
+            let began = Instant::now();
+            step(&machine);
+            all_gone(&machine);
+            no_complaint(&machine, what);
+            println!("{what} in {:.1} s", began.elapsed().as_secs_f64());
+        };
+        step("twice the memory", twice_the_memory);
+        step("slots freed", slots_freed);
+        step("exit status and signals", status_and_signals);
+        step("spilled", spilled);
+        step("run killed", run_killed);
+        step("daemon killed", daemon_killed);
+        step("both killed", both_killed);
+        step("swap moved", swap_moved);
+        // Here the kernel does complain.
+        swap_lost(&machine);
         all_gone(&machine);
-        no_complaint(&machine, what);
-        println!("{what} in {:.1} s", began.elapsed().as_secs_f64());
-    };
-    step("twice the memory", twice_the_memory);
-    step("slots freed", slots_freed);
-    step("exit status and signals", status_and_signals);
-    step("spilled", spilled);
-    step("run killed", run_killed);
-    step("daemon killed", daemon_killed);
-    step("both killed", both_killed);
-    step("swap moved", swap_moved);
-    // Here the kernel does complain.
-    swap_lost(&machine);
-    all_gone(&machine);
-    machine.off().unwrap();
+        machine.off().unwrap();
+    });
 }
 
 /// Runs a script that has to succeed; a second time if writes were refused, as they may be while

@@ -74,36 +74,38 @@ fn end(machine: &Machine, load: Task) {
 
 #[test]
 fn blocks_of_freed_slots_are_dropped() {
-    let programs = ["ztier", "ztier-vm-pressure"];
-    let Some((lab, _turn)) = lab_of(Flavour::Full, &programs) else { return };
-    let machine = setup(&lab).memory(512).cgroups().boot().unwrap();
-    let group = u64::from(EACH) * PROGRAMS as u64 / 3;
-    ok(
-        &machine,
-        &format!(
-            "modprobe ublk_drv && \
+    support::in_machines(|| {
+        let programs = ["ztier", "ztier-vm-pressure"];
+        let Some((lab, _turn)) = lab_of(Flavour::Full, &programs) else { return };
+        let machine = setup(&lab).memory(512).cgroups().boot().unwrap();
+        let group = u64::from(EACH) * PROGRAMS as u64 / 3;
+        ok(
+            &machine,
+            &format!(
+                "modprobe ublk_drv && \
              mkdir /sys/fs/cgroup/load && echo {group}M >/sys/fs/cgroup/load/memory.max && \
              ztier doctor | grep 'freed swap slots: the kernel can' && \
              ztier up v --size 256M --export ublk && ztier swapon v"
-        ),
-    );
-    follows(&machine, 1);
-    let mut loads: Vec<Task> = (0..PROGRAMS).map(|_| load(&machine, "")).collect();
-    loads.iter().for_each(|load| load.wait_for("pass 1\n", SOON).unwrap());
-    // Every second, so that what they leave is in between what stays.
-    for n in (0..PROGRAMS / 2).rev() {
-        end(&machine, loads.remove(2 * n));
-    }
-    let (used, _) = dropped(&machine, "half have ended");
-    assert!(used > 2000, "hardly anything is swapped out");
-    ok(&machine, "ztier restart v");
-    follows(&machine, 2);
-    restarted_area(&machine, &mut loads);
-    loads.into_iter().for_each(|load| end(&machine, load));
-    dropped(&machine, "all have ended");
-    ok(&machine, "ztier swapoff v && ztier down v --discard && rmdir /sys/fs/cgroup/load");
-    nothing_left(&machine);
-    machine.off().unwrap();
+            ),
+        );
+        follows(&machine, 1);
+        let mut loads: Vec<Task> = (0..PROGRAMS).map(|_| load(&machine, "")).collect();
+        loads.iter().for_each(|load| load.wait_for("pass 1\n", SOON).unwrap());
+        // Every second, so that what they leave is in between what stays.
+        for n in (0..PROGRAMS / 2).rev() {
+            end(&machine, loads.remove(2 * n));
+        }
+        let (used, _) = dropped(&machine, "half have ended");
+        assert!(used > 2000, "hardly anything is swapped out");
+        ok(&machine, "ztier restart v");
+        follows(&machine, 2);
+        restarted_area(&machine, &mut loads);
+        loads.into_iter().for_each(|load| end(&machine, load));
+        dropped(&machine, "all have ended");
+        ok(&machine, "ztier swapoff v && ztier down v --discard && rmdir /sys/fs/cgroup/load");
+        nothing_left(&machine);
+        machine.off().unwrap();
+    });
 }
 
 /// An area that ends and begins again without the daemon, with another one of its number meanwhile.

@@ -41,12 +41,14 @@ impl Held {
 
 #[test]
 fn devices_come_and_go_and_carry_file_systems() {
-    let Some((lab, _turn)) = lab() else { return };
-    let machine = boot(&lab);
-    up_and_down(&machine);
-    file_systems_and_discards(&lab, &machine);
-    nothing_left(&machine);
-    machine.off().unwrap();
+    support::in_machines(|| {
+        let Some((lab, _turn)) = lab() else { return };
+        let machine = boot(&lab);
+        up_and_down(&machine);
+        file_systems_and_discards(&lab, &machine);
+        nothing_left(&machine);
+        machine.off().unwrap();
+    });
 }
 
 fn up_and_down(machine: &Machine) {
@@ -144,17 +146,19 @@ const PID: &str = r#"$(sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' /run/ztier/u.json 
 
 #[test]
 fn nothing_is_lost_when_daemons_are_killed_or_replaced() {
-    let Some((lab, _turn)) = lab() else { return };
-    let setup = setup(&lab).memory(768).disk("slow", 128 << 20).disk("fast", 64 << 20);
-    let machine = setup.boot().unwrap();
-    ok(&machine, "modprobe ublk_drv");
-    let kills = times("ZTIER_VM_KILLS", 20);
-    killed(&machine, "--size 128M --export ublk", kills);
-    let log = "--backing /disk/slow --log /disk/fast --segment 256K --export ublk";
-    killed(&machine, log, kills.div_ceil(4));
-    replaced(&machine);
-    nothing_left(&machine);
-    machine.off().unwrap();
+    support::in_machines(|| {
+        let Some((lab, _turn)) = lab() else { return };
+        let setup = setup(&lab).memory(768).disk("slow", 128 << 20).disk("fast", 64 << 20);
+        let machine = setup.boot().unwrap();
+        ok(&machine, "modprobe ublk_drv");
+        let kills = times("ZTIER_VM_KILLS", 20);
+        killed(&machine, "--size 128M --export ublk", kills);
+        let log = "--backing /disk/slow --log /disk/fast --segment 256K --export ublk";
+        killed(&machine, log, kills.div_ceil(4));
+        replaced(&machine);
+        nothing_left(&machine);
+        machine.off().unwrap();
+    });
 }
 
 fn killed(machine: &Machine, what: &str, kills: u32) {

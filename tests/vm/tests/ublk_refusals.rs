@@ -14,63 +14,65 @@ const KILL: &str =
 
 #[test]
 fn what_is_in_the_way_is_named_and_nothing_changes() {
-    let Some((lab, _turn)) = lab() else { return };
-    let machine = setup(&lab).memory(768).boot().unwrap();
-    ok(&machine, "modprobe ublk_drv; modprobe loop");
+    support::in_machines(|| {
+        let Some((lab, _turn)) = lab() else { return };
+        let machine = setup(&lab).memory(768).boot().unwrap();
+        ok(&machine, "modprobe ublk_drv; modprobe loop");
 
-    // A machine without io_uring has no ublk, and uses another export.
-    ok(&machine, "echo 2 >/proc/sys/kernel/io_uring_disabled");
-    refused(&machine, "ztier up u --size 64M --export ublk", "io_uring_disabled=0");
-    assert!(ok(&machine, "ztier up u --size 64M --dry-run").contains("no io_uring"));
-    ok(&machine, "echo 0 >/proc/sys/kernel/io_uring_disabled");
-    assert!(ok(&machine, "ztier up u --size 64M --dry-run").contains("the kernel has ublk"));
+        // A machine without io_uring has no ublk, and uses another export.
+        ok(&machine, "echo 2 >/proc/sys/kernel/io_uring_disabled");
+        refused(&machine, "ztier up u --size 64M --export ublk", "io_uring_disabled=0");
+        assert!(ok(&machine, "ztier up u --size 64M --dry-run").contains("no io_uring"));
+        ok(&machine, "echo 0 >/proc/sys/kernel/io_uring_disabled");
+        assert!(ok(&machine, "ztier up u --size 64M --dry-run").contains("the kernel has ublk"));
 
-    // What the kernel can't do is refused before the volume changes.
-    ok(&machine, "ztier up u --size 64M");
-    if machine.run("ztier set u size=128M", SOON).unwrap().status != 0 {
-        refused(&machine, "ztier set u size=128M", "can't grow on this kernel");
-        assert!(ok(&machine, "ztier status u").contains("64 MiB"));
-    }
+        // What the kernel can't do is refused before the volume changes.
+        ok(&machine, "ztier up u --size 64M");
+        if machine.run("ztier set u size=128M", SOON).unwrap().status != 0 {
+            refused(&machine, "ztier set u size=128M", "can't grow on this kernel");
+            assert!(ok(&machine, "ztier status u").contains("64 MiB"));
+        }
 
-    // A device with a mounted file system is not removed, also if its daemon is dead.
-    ok(&machine, "mkfs.ext4 -q /dev/ztier/u && mount /dev/ztier/u /mnt && echo kept >/mnt/a");
-    refused(&machine, "ztier down u --discard", "mounted on /mnt");
-    ok(&machine, KILL);
-    refused(&machine, "ztier down u --discard", "mounted on /mnt");
-    ok(&machine, "ztier restart u && sync && echo 3 >/proc/sys/vm/drop_caches");
-    assert_eq!(ok(&machine, "cat /mnt/a; readlink /dev/ztier/u"), "kept\n/dev/ublkb0\n");
-    ok(&machine, "umount /mnt && ztier down u --discard");
-    nothing_left(&machine);
+        // A device with a mounted file system is not removed, also if its daemon is dead.
+        ok(&machine, "mkfs.ext4 -q /dev/ztier/u && mount /dev/ztier/u /mnt && echo kept >/mnt/a");
+        refused(&machine, "ztier down u --discard", "mounted on /mnt");
+        ok(&machine, KILL);
+        refused(&machine, "ztier down u --discard", "mounted on /mnt");
+        ok(&machine, "ztier restart u && sync && echo 3 >/proc/sys/vm/drop_caches");
+        assert_eq!(ok(&machine, "cat /mnt/a; readlink /dev/ztier/u"), "kept\n/dev/ublkb0\n");
+        ok(&machine, "umount /mnt && ztier down u --discard");
+        nothing_left(&machine);
 
-    a_partition_is_as_good(&machine);
+        a_partition_is_as_good(&machine);
 
-    // A process that waits for a device that no daemon will serve again gets an error.
-    ok(&machine, "ztier up u --size 64M --export ublk");
-    ok(&machine, KILL);
-    let reader = machine.begin("dd if=/dev/ztier/u of=/dev/null bs=64k iflag=direct").unwrap();
-    std::thread::sleep(Duration::from_millis(700));
-    assert!(!reader.ended(), "{}", reader.output());
-    let began = Instant::now();
-    ok(&machine, "ztier down u --discard");
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
-    let done = reader.wait(SOON).unwrap();
-    assert!(done.status != 0 && done.text.contains("error"), "{done:?}");
-    nothing_left(&machine);
+        // A process that waits for a device that no daemon will serve again gets an error.
+        ok(&machine, "ztier up u --size 64M --export ublk");
+        ok(&machine, KILL);
+        let reader = machine.begin("dd if=/dev/ztier/u of=/dev/null bs=64k iflag=direct").unwrap();
+        std::thread::sleep(Duration::from_millis(700));
+        assert!(!reader.ended(), "{}", reader.output());
+        let began = Instant::now();
+        ok(&machine, "ztier down u --discard");
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        let done = reader.wait(SOON).unwrap();
+        assert!(done.status != 0 && done.text.contains("error"), "{done:?}");
+        nothing_left(&machine);
 
-    // The device is removed by force under a process: its requests fail, and the device goes when
-    // the process closes it.
-    ok(&machine, "ztier up u --size 64M --export ublk");
-    let held = "exec 3</dev/ztier/u; echo open; while [ ! -e /tmp/enough ]; do sleep 0.2; done";
-    let holder = machine.begin(held).unwrap();
-    holder.wait_for("open", SOON).unwrap();
-    refused(&machine, "ztier down u --discard", "process");
-    let _enough = machine.begin("sleep 2; touch /tmp/enough").unwrap();
-    let forced = machine.run("ztier down u --discard --force", SOON).unwrap();
-    holder.wait(SOON).unwrap();
-    let gone = "for n in $(seq 100); do [ -e /dev/ublkb0 ] || exit 0; sleep 0.2; done; exit 1";
-    ok(&machine, gone);
-    assert!(forced.status == 0 || forced.text.contains("still open"), "{forced:?}");
-    machine.off().unwrap();
+        // The device is removed by force under a process: its requests fail, and the device goes
+        // when the process closes it.
+        ok(&machine, "ztier up u --size 64M --export ublk");
+        let held = "exec 3</dev/ztier/u; echo open; while [ ! -e /tmp/enough ]; do sleep 0.2; done";
+        let holder = machine.begin(held).unwrap();
+        holder.wait_for("open", SOON).unwrap();
+        refused(&machine, "ztier down u --discard", "process");
+        let _enough = machine.begin("sleep 2; touch /tmp/enough").unwrap();
+        let forced = machine.run("ztier down u --discard --force", SOON).unwrap();
+        holder.wait(SOON).unwrap();
+        let gone = "for n in $(seq 100); do [ -e /dev/ublkb0 ] || exit 0; sleep 0.2; done; exit 1";
+        ok(&machine, gone);
+        assert!(forced.status == 0 || forced.text.contains("still open"), "{forced:?}");
+        machine.off().unwrap();
+    });
 }
 
 /// A partition behaves as the whole device: 62 MiB from 1 MiB on.
@@ -106,52 +108,57 @@ awk '/ublk/ { used = $4 } END { exit !(used > 8192) }' /proc/swaps";
 
 #[test]
 fn by_force_a_dead_daemon_s_device_goes_whatever_holds_it() {
-    let Some((lab, _turn)) = lab() else { return };
-    let machine = setup(&lab).memory(768).cgroups().boot().unwrap();
-    ok(&machine, "modprobe ublk_drv");
-    let mounted = "ztier up u --size 64M --export ublk && mkfs.ext4 -q /dev/ztier/u && \
+    support::in_machines(|| {
+        let Some((lab, _turn)) = lab() else { return };
+        let machine = setup(&lab).memory(768).cgroups().boot().unwrap();
+        ok(&machine, "modprobe ublk_drv");
+        let mounted = "ztier up u --size 64M --export ublk && mkfs.ext4 -q /dev/ztier/u && \
                    mount /dev/ztier/u /mnt && head -c 9000000 /dev/urandom >/mnt/a";
 
-    // Kept data is given up only with --discard, and the device with it.
-    ok(&machine, mounted);
-    ok(&machine, KILL);
-    refused(&machine, "ztier down u --force", "--discard");
-    refused(&machine, "ztier down u --discard", "mounted on /mnt");
-    let sync = machine.begin("sync").unwrap();
-    std::thread::sleep(Duration::from_millis(700));
-    assert!(!sync.ended(), "{}", sync.output());
-    ok(&machine, "ztier down u --discard --force");
-    sync.wait(SOON).unwrap();
-    ok(&machine, "umount /mnt");
-    nothing_left(&machine);
+        // Kept data is given up only with --discard, and the device with it.
+        ok(&machine, mounted);
+        ok(&machine, KILL);
+        refused(&machine, "ztier down u --force", "--discard");
+        refused(&machine, "ztier down u --discard", "mounted on /mnt");
+        let sync = machine.begin("sync").unwrap();
+        std::thread::sleep(Duration::from_millis(700));
+        assert!(!sync.ended(), "{}", sync.output());
+        ok(&machine, "ztier down u --discard --force");
+        sync.wait(SOON).unwrap();
+        ok(&machine, "umount /mnt");
+        nothing_left(&machine);
 
-    // Where no memory is kept, no daemon can take the device over.
-    ok(&machine, mounted);
-    ok(&machine, KILL_BOTH);
-    refused(&machine, "ztier down u", "mounted on /mnt");
-    refused(&machine, "ztier restart u", "mounted on /mnt");
-    ok(&machine, "ztier down u --force && umount /mnt");
-    nothing_left(&machine);
+        // Where no memory is kept, no daemon can take the device over.
+        ok(&machine, mounted);
+        ok(&machine, KILL_BOTH);
+        refused(&machine, "ztier down u", "mounted on /mnt");
+        refused(&machine, "ztier restart u", "mounted on /mnt");
+        ok(&machine, "ztier down u --force && umount /mnt");
+        nothing_left(&machine);
 
-    // Swap does not outlive its device; its content is lost.
-    ok(
-        &machine,
-        "ztier up u --size 64M --export ublk && ztier swapon u && mount -t tmpfs none /mnt",
-    );
-    ok(&machine, FILL);
-    ok(&machine, KILL_BOTH);
-    refused(&machine, "ztier down u", "is in use: swap");
-    ok(&machine, "ztier down u --force");
-    let gone = "n=0; while grep ublk /proc/swaps; do n=$((n + 1)); [ $n -lt 50 ] || exit 1; \
+        // Swap does not outlive its device; its content is lost.
+        ok(
+            &machine,
+            "ztier up u --size 64M --export ublk && ztier swapon u && mount -t tmpfs none /mnt",
+        );
+        ok(&machine, FILL);
+        ok(&machine, KILL_BOTH);
+        refused(&machine, "ztier down u", "is in use: swap");
+        ok(&machine, "ztier down u --force");
+        let gone = "n=0; while grep ublk /proc/swaps; do n=$((n + 1)); [ $n -lt 50 ] || exit 1; \
                 sleep 0.2; done";
-    ok(&machine, gone);
-    refused(&machine, "cat /mnt/a >/tmp/a", "Input/output error");
-    ok(&machine, "umount /mnt; rm /tmp/a");
-    assert_eq!(ok(&machine, "cat /proc/sys/vm/page-cluster /proc/sys/vm/swappiness"), "3\n60\n");
-    nothing_left(&machine);
+        ok(&machine, gone);
+        refused(&machine, "cat /mnt/a >/tmp/a", "Input/output error");
+        ok(&machine, "umount /mnt; rm /tmp/a");
+        assert_eq!(
+            ok(&machine, "cat /proc/sys/vm/page-cluster /proc/sys/vm/swappiness"),
+            "3\n60\n"
+        );
+        nothing_left(&machine);
 
-    // The same name is free again.
-    ok(&machine, "ztier up u --size 64M --export ublk && ztier down u");
-    nothing_left(&machine);
-    machine.off().unwrap();
+        // The same name is free again.
+        ok(&machine, "ztier up u --size 64M --export ublk && ztier down u");
+        nothing_left(&machine);
+        machine.off().unwrap();
+    });
 }

@@ -26,8 +26,10 @@ impl Line {
 /// Lines, one a system.
 #[derive(Clone, Debug, Default)]
 pub struct Lines {
-    /// The measured quantity, with its unit.
+    /// The measured quantity.
     pub title: String,
+    /// Its unit.
+    pub unit: String,
     /// The quantity on the horizontal axis.
     pub across: String,
     /// Labels of the horizontal axis, from left to right.
@@ -45,6 +47,18 @@ impl Lines {
     /// Whether the values are so far apart that the scale is logarithmic.
     pub fn is_logarithmic(&self) -> bool {
         Scale::of(&self.values()).logarithmic
+    }
+
+    /// Quantity and unit, as its scale shows it.
+    pub fn heading(&self) -> String {
+        match &self.scaled().1[..] {
+            "" => self.title.clone(),
+            unit => format!("{}, {unit}", self.title),
+        }
+    }
+
+    fn scaled(&self) -> (f64, String) {
+        scaled(&self.unit, self.values().into_iter().fold(0.0, f64::max))
     }
 
     fn values(&self) -> Vec<f64> {
@@ -106,6 +120,11 @@ impl Scale {
         Self { low: 0.0, high: step * f64::from(TICKS), logarithmic: false, ticks }
     }
 
+    /// The label of a tick. All of a scale that begins at 0 have the same prefix.
+    fn label(&self, tick: f64) -> String {
+        if self.logarithmic { short(tick) } else { shortened(tick, prefix(self.high)) }
+    }
+
     /// Position of a value, from 0 at the bottom to 1.
     fn part(&self, value: f64) -> f64 {
         if self.logarithmic {
@@ -116,16 +135,44 @@ impl Scale {
     }
 }
 
+/// Units of amounts of data, each 1024 of the one before.
+const PREFIXES: [&str; 4] = ["B", "KiB", "MiB", "GiB"];
+
+/// The unit for values up to `most`, and what they are divided by: no axis has five digits of KiB.
+pub fn scaled(unit: &str, most: f64) -> (f64, String) {
+    let (amount, rest) = unit.split_at(unit.find('/').unwrap_or(unit.len()));
+    let Some(from) = PREFIXES.iter().position(|prefix| *prefix == amount) else {
+        return (1.0, unit.to_owned());
+    };
+    let (mut at, mut by) = (from, 1.0);
+    while at + 1 < PREFIXES.len() && most / by >= 1024.0 {
+        (at, by) = (at + 1, by * 1024.0);
+    }
+    (by, format!("{}{rest}", PREFIXES[at]))
+}
+
+/// Which values of this unit are good, where that goes without saying.
+pub fn direction(unit: &str) -> Option<&'static str> {
+    let is_rate = unit.contains('/') || ["IOPS", "times as fast", "hits in %"].contains(&unit);
+    let is_cost = ["s", "ms", "µs", "us", "ns", "B", "KiB", "MiB", "GiB"].contains(&unit);
+    match (is_rate, is_cost) {
+        (true, _) => Some("higher is better"),
+        (_, true) => Some("lower is better"),
+        _ => None,
+    }
+}
+
 /// A chart for a page.
 pub fn svg(lines: &Lines, legend: &[Line]) -> String {
-    let name = quoted(&lines.title);
+    let name = quoted(&lines.heading());
     let head = format!("<svg viewBox=\"0 0 {WIDE} {HIGH}\" role=\"img\" aria-label=\"{name}\">\n");
     head + &drawing(lines, legend) + "</svg>"
 }
 
 /// The elements of a chart, from 0, 0 to [`WIDE`], [`HIGH`].
 pub fn drawing(lines: &Lines, legend: &[Line]) -> String {
-    let scale = Scale::of(&lines.values());
+    let by = lines.scaled().0;
+    let scale = Scale::of(&lines.values().iter().map(|value| value / by).collect::<Vec<_>>());
     let x = |n: usize| LEFT + PLOT.0 * (n as f64 + 0.5) / lines.places.len().max(1) as f64;
     let y = |value: f64| TOP + PLOT.1 * (1.0 - scale.part(value));
     let mut text = String::new();
@@ -138,7 +185,7 @@ pub fn drawing(lines: &Lines, legend: &[Line]) -> String {
             PLOT.0,
             LEFT - 6.0,
             at + 4.0,
-            short(tick)
+            scale.label(tick)
         );
     }
     for (n, place) in lines.places.iter().enumerate().step_by(step(&lines.places)) {
@@ -159,7 +206,8 @@ pub fn drawing(lines: &Lines, legend: &[Line]) -> String {
     );
     let styles = styles(legend);
     for (line, style) in lines.lines.iter().zip(&styles) {
-        let points = line.iter().enumerate().filter_map(|(n, value)| Some((x(n), y((*value)?))));
+        let points =
+            line.iter().enumerate().filter_map(|(n, value)| Some((x(n), y((*value)? / by))));
         let points: Vec<(f64, f64)> = points.collect();
         let _ = writeln!(text, "<g class=\"{}\">{}</g>", style.class, drawn(style.mark, &points));
     }
@@ -236,14 +284,22 @@ pub fn round_up(value: f64) -> f64 {
 
 /// A number in few letters: 1.5, 20, 12k, 2M.
 pub fn short(value: f64) -> String {
-    let (value, unit) = match value {
-        v if v >= 1e6 => (v / 1e6, "M"),
-        v if v >= 1e4 => (v / 1e3, "k"),
-        v => (v, ""),
-    };
-    let text = format!("{value:.2}");
+    shortened(value, prefix(value))
+}
+
+/// The prefix for a number, and what it is divided by.
+fn prefix(value: f64) -> (f64, &'static str) {
+    match value {
+        v if v >= 1e6 => (1e6, "M"),
+        v if v >= 1e4 => (1e3, "k"),
+        _ => (1.0, ""),
+    }
+}
+
+fn shortened(value: f64, (by, unit): (f64, &str)) -> String {
+    let text = format!("{:.2}", value / by);
     let text = text.trim_end_matches('0').trim_end_matches('.');
-    format!("{text}{unit}")
+    if text == "0" { text.into() } else { format!("{text}{unit}") }
 }
 
 /// Escapes text between tags.
@@ -267,6 +323,7 @@ mod tests {
     fn lines(values: &[Option<f64>]) -> Lines {
         Lines {
             title: "a < \"b\"".into(),
+            unit: String::new(),
             across: "x".into(),
             places: (0..values.len()).map(|n| n.to_string()).collect(),
             lines: vec![values.to_vec()],
@@ -293,6 +350,30 @@ mod tests {
         assert_eq!(scale.ticks, [1.0, 10.0, 100.0, 1000.0, 10_000.0]);
         assert!((scale.part(100.0) - 0.5).abs() < 1e-9);
         assert_eq!(Scale::of(&[2.0, 70.0]).ticks, [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]);
+    }
+
+    #[test]
+    fn an_axis_has_one_prefix_and_says_what_is_good() {
+        for (unit, most, expected) in [
+            ("KiB/s", 900.0, (1.0, "KiB/s")),
+            ("KiB/s", 2_300_000.0, (1_048_576.0, "GiB/s")),
+            ("MiB", 5000.0, (1024.0, "GiB")),
+            ("GiB", 5000.0, (1.0, "GiB")),
+            ("IOPS", 5e6, (1.0, "IOPS")),
+        ] {
+            assert_eq!(scaled(unit, most), (expected.0, expected.1.to_owned()), "{unit} {most}");
+        }
+        let mut chart = lines(&[Some(1024.0), Some(4096.0)]);
+        chart.unit = "KiB/s".into();
+        assert_eq!(chart.heading(), "a < \"b\", MiB/s");
+        let svg = svg(&chart, &legend(false));
+        assert!(svg.contains(">4</text>") && !svg.contains("4096"), "{svg}");
+        let scale = Scale::of(&[2000.0, 20_000.0]);
+        let labels: Vec<String> = scale.ticks.iter().map(|tick| scale.label(*tick)).collect();
+        assert_eq!(labels, ["0", "5k", "10k", "15k", "20k"]);
+        assert_eq!(direction("KiB/s"), Some("higher is better"));
+        assert_eq!(direction("ms"), Some("lower is better"));
+        assert_eq!(direction(""), None);
     }
 
     #[test]

@@ -47,7 +47,7 @@ impl Picture {
                 text,
                 "<g transform=\"translate({x},{y})\"><text class=\"name\" y=\"16\">{}{note}</text>\
                  <g transform=\"translate(0,{TITLE})\">\n{}</g></g>",
-                escaped(&chart.title),
+                escaped(&chart.heading()),
                 drawing(chart, &self.legend)
             );
         }

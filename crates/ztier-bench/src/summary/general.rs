@@ -189,9 +189,10 @@ fn courses(rows: &[&Row]) -> Vec<Charts> {
         let of: Vec<&&&Row> = long.iter().filter(|row| row.case == case).collect();
         let most = of.iter().map(|row| row.runs.len()).max().unwrap_or(0);
         let line = |row: &&&&Row| (0..most).map(|n| row.runs.get(n).copied()).collect();
-        let unit = of.first().map_or("", |row| &row.unit);
+        let unit = of.first().map_or("", |row| &row.unit[..]);
         let lines = Lines {
-            title: format!("{case}, {unit}"),
+            title: case.to_owned(),
+            unit: unit.to_owned(),
             across: "looks, one after the other".into(),
             places: (1..=most).map(|n| n.to_string()).collect(),
             lines: of.iter().map(line).collect(),

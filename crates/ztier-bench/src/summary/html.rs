@@ -2,14 +2,18 @@
 //!
 //! Invariants: all text is escaped; content that may be wider than the page scrolls in its own box.
 
-use super::model::{Bars, Cell, Chart, Charts, Document, Grid, Item, Section, number};
+use super::model::{
+    Bars, Cell, Chart, Charts, Document, Factor, Factors, Grid, Item, Section, number,
+};
 use crate::report::Line;
-use crate::report::lines::{class, escaped, mark, quoted, styles, svg};
+use crate::report::lines::{class, direction, escaped, mark, quoted, scaled, styles, svg};
 use std::fmt::Write as _;
 
 const STYLE: &str = include_str!("style.css");
 /// Length in letters from which on cells get a minimal width.
 const LONG: usize = 24;
+/// Columns up to which a table has no need to scroll on a narrow screen.
+const CARDS: usize = 6;
 
 /// The text of the file.
 pub fn page(document: &Document) -> String {
@@ -20,8 +24,9 @@ pub fn page(document: &Document) -> String {
          <meta name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n\
          <style>\n{STYLE}</style>\n</head>\n<body>\n<header>\n<h1>{title}</h1>\n"
     );
+    document.glance.iter().for_each(|one| text += &item(one));
     for line in &document.lead {
-        let _ = writeln!(text, "<p>{}</p>", marked(line));
+        let _ = writeln!(text, "<p class=\"lead\">{}</p>", marked(line));
     }
     text += "</header>\n<nav aria-label=\"Sections\"><ul>\n";
     for Section { id, title, .. } in &document.sections {
@@ -43,6 +48,7 @@ fn item(item: &Item) -> String {
         Item::Heading(text) => format!("<h3>{}</h3>\n", marked(text)),
         Item::Grid(table) => grid(table),
         Item::Charts(group) => charts(group),
+        Item::Factors(all) => factors(all),
         Item::Verbatim(title, text) => {
             let (name, title) = (quoted(title), escaped(title));
             let text = escaped(text);
@@ -74,7 +80,9 @@ fn grid(grid: &Grid) -> String {
         })
         .collect();
     let mut text = scroll(&quoted(&grid.caption));
-    let _ = write!(text, "<table>\n<caption>{}</caption>\n<tr>", marked(&grid.caption));
+    // Few columns become lines below each other on a narrow screen.
+    let cards = if grid.head.len() <= CARDS { " class=\"cards\"" } else { "" };
+    let _ = write!(text, "<table{cards}>\n<caption>{}</caption>\n<tr>", marked(&grid.caption));
     for (head, number) in grid.head.iter().zip(&numbers) {
         let class = if *number { " class=\"n\"" } else { "" };
         let _ = write!(text, "<th scope=\"col\"{class}>{}</th>", marked(head));
@@ -82,7 +90,7 @@ fn grid(grid: &Grid) -> String {
     text += "</tr>\n";
     for row in &grid.rows {
         text += "<tr>";
-        for (cell, number) in row.iter().zip(&numbers) {
+        for ((cell, number), head) in row.iter().zip(&numbers).zip(&grid.head) {
             let shown = cell.shown();
             let class = match cell {
                 Cell::Verdict(true) => " class=\"met\"",
@@ -92,7 +100,11 @@ fn grid(grid: &Grid) -> String {
                 Cell::Text(text) if text.chars().count() > LONG => " class=\"w\"",
                 _ => "",
             };
-            let _ = write!(text, "<td{class}>{}</td>", marked(&shown));
+            let label = match (cards, &head[..]) {
+                ("", _) | (_, "") => String::new(),
+                (_, head) => format!(" data-h=\"{}\"", quoted(head)),
+            };
+            let _ = write!(text, "<td{class}{label}>{}</td>", marked(&shown));
         }
         text += "</tr>\n";
     }
@@ -123,13 +135,18 @@ fn charts(group: &Charts) -> String {
         text += "<figure>";
         match chart {
             Chart::Lines(lines) => {
-                let note = if lines.is_logarithmic() { "logarithmic scale" } else { "" };
-                text += &caption(&lines.title, note);
+                let scale = lines.is_logarithmic().then_some("logarithmic scale");
+                let notes = [direction(&lines.unit), scale].into_iter().flatten();
+                text += &caption(&lines.heading(), &notes.collect::<Vec<_>>().join(", "));
                 text += &svg(lines, &group.legend);
             }
             Chart::Bars(all) => {
-                text += &caption(&all.title, &all.unit);
-                text += &bars(all);
+                let most = all.bars.iter().map(|bar| bar.value).fold(0.0, f64::max);
+                let (by, unit) = scaled(&all.unit, most);
+                let notes = [Some(&unit[..]), direction(&all.unit)].into_iter().flatten();
+                let notes: Vec<&str> = notes.filter(|note| !note.is_empty()).collect();
+                text += &caption(&all.title, &notes.join(", "));
+                text += &bars(all, by);
             }
         }
         text += "</figure>\n";
@@ -142,8 +159,31 @@ fn caption(title: &str, note: &str) -> String {
     format!("<figcaption>{}{note}</figcaption>\n", marked(title))
 }
 
+/// Bars to both sides of 1, on a logarithmic scale of at least a half to double.
+fn factors(all: &Factors) -> String {
+    let far = all.factors.iter().map(|one| one.factor.log2().abs()).fold(1.0, f64::max);
+    let note = "× as good; right of the line: better; logarithmic scale";
+    let mut text = format!("<figure class=\"glance\">{}", caption(&all.caption, note));
+    text += "<ul class=\"factors\">\n";
+    for Factor { what, beside, factor } in &all.factors {
+        let half = 50.0 * factor.log2() / far;
+        let (left, side) = if half < 0.0 { (50.0 + half, "s1") } else { (50.0, "s0") };
+        let _ = writeln!(
+            text,
+            "<li class=\"{side}\"><span class=\"name\">{} <small>{}</small></span>\
+             <span class=\"bar\"><i style=\"left:{left:.1}%;width:{:.1}%\"></i></span>\
+             <span class=\"value\">{}</span></li>",
+            escaped(what),
+            escaped(beside),
+            half.abs(),
+            number(*factor)
+        );
+    }
+    text + "</ul></figure>\n"
+}
+
 /// Bars on one scale that begins at 0, each below its name and value.
-fn bars(all: &Bars) -> String {
+fn bars(all: &Bars, by: f64) -> String {
     let most = all.bars.iter().map(|bar| bar.value).fold(f64::MIN_POSITIVE, f64::max);
     let mut text = String::from("<ul class=\"bars\">\n");
     let mut line = 0;
@@ -160,7 +200,7 @@ fn bars(all: &Bars) -> String {
              <span class=\"bar\"><i style=\"width:{percent:.1}%\"></i></span></li>",
             class(if bar.source { 0 } else { line }, bar.source),
             escaped(&bar.name),
-            number(bar.value)
+            number(bar.value / by)
         );
         line += usize::from(!bar.source);
     }
@@ -205,6 +245,10 @@ mod tests {
         let items = vec![
             Item::Text(evil.clone()),
             Item::Grid(grid),
+            Item::Factors(Factors {
+                caption: evil.clone(),
+                factors: vec![Factor { what: evil.clone(), beside: evil.clone(), factor: 2.0 }],
+            }),
             Item::Charts(group),
             Item::Verbatim(evil.clone(), evil.clone()),
             Item::Notes(vec![(evil.clone(), evil.clone())]),

@@ -1,12 +1,13 @@
 //! A report as Markdown: the same without bars, whose figures are in its tables; lines become
 //! tables.
 
-use super::model::{Cell, Chart, Charts, Document, Grid, Item, number};
+use super::model::{Cell, Chart, Charts, Document, Factors, Grid, Item, number};
 use std::fmt::Write as _;
 
 /// The text of the file.
 pub fn text(document: &Document) -> String {
     let mut text = format!("# {}\n", document.title);
+    document.glance.iter().for_each(|one| text += &item(one));
     for line in &document.lead {
         let _ = write!(text, "\n{line}\n");
     }
@@ -23,6 +24,7 @@ fn item(item: &Item) -> String {
         Item::Heading(text) => format!("\n### {text}\n"),
         Item::Grid(table) => grid(table),
         Item::Charts(group) => charts(group),
+        Item::Factors(all) => factors(all),
         Item::Verbatim(title, text) => format!("\n{title}:\n\n```\n{text}\n```\n"),
         Item::Notes(notes) => {
             let note = |(about, text): &(String, String)| format!("- {about}: {text}\n");
@@ -51,6 +53,15 @@ fn grid(grid: &Grid) -> String {
     text
 }
 
+fn factors(all: &Factors) -> String {
+    let mut table = Grid::new(all.caption.clone(), &["job", "beside", "times as good"]);
+    for one in &all.factors {
+        let row = [Cell::text(&one.what), Cell::text(&one.beside), Cell::Number(one.factor)];
+        table.rows.push(row.into());
+    }
+    grid(&table)
+}
+
 /// Escapes the border of a cell.
 fn escaped(text: &str) -> String {
     text.replace('|', "\\|")
@@ -65,7 +76,11 @@ fn charts(group: &Charts) -> String {
         if lines.places.len() > 16 {
             continue;
         }
-        let mut table = Grid::new(lines.title.clone(), &[""]);
+        let caption = match &lines.unit[..] {
+            "" => lines.title.clone(),
+            unit => format!("{}, {unit}", lines.title),
+        };
+        let mut table = Grid::new(caption, &[""]);
         table.head.extend(lines.places.iter().cloned());
         for (line, points) in group.legend.iter().zip(&lines.lines) {
             let cells = points.iter().map(|point| match point {

@@ -7,6 +7,7 @@
 mod csv;
 mod found;
 mod general;
+mod glance;
 mod html;
 mod markdown;
 mod model;
@@ -53,6 +54,7 @@ fn document(run: &Run, tables: &Tables) -> Document {
     }
     Document {
         title: "ztier beside its sources and rivals".into(),
+        glance: glance::items(tables),
         lead: lead(run),
         sections,
         figures,
@@ -106,7 +108,8 @@ fn missing(given: Given<'_>) -> Section {
     let items = if notes.is_empty() {
         vec![Item::Text("Everything was measured.".into())]
     } else {
-        vec![Item::Notes(notes)]
+        let count = format!("{} figures, with the reasons", notes.len());
+        vec![Item::More(count, vec![Item::Notes(notes)])]
     };
     Section { id: "missing".into(), title: "What could not be measured".into(), items }
 }
@@ -163,7 +166,8 @@ fn made_with(given: Given<'_>) -> Section {
         }
         commands.rows.push(row);
     }
-    let items = vec![Item::Grid(machine), Item::Grid(commands)];
+    let commands = Item::More("The commands".into(), vec![Item::Grid(commands)]);
+    let items = vec![Item::Grid(machine), commands];
     Section { id: "made-with".into(), title: "Machine, versions, commands".into(), items }
 }
 
@@ -208,7 +212,8 @@ mod tests {
         let tables = Tables::load(&Folder::of(dir.path().into()), &run);
         let commands = |run: &Run| {
             let made = made_with(Given { run, tables: &tables });
-            let Some(Item::Grid(grid)) = made.items.last() else { panic!() };
+            let Some(Item::More(_, inside)) = made.items.last() else { panic!() };
+            let [Item::Grid(grid)] = &inside[..] else { panic!() };
             grid.rows.iter().map(|row| row.last().unwrap().shown()).collect::<Vec<_>>()
         };
         run.parts.iter_mut().for_each(|part| part.build = Some("of today".into()));
@@ -233,7 +238,8 @@ mod tests {
         assert!(lead(&run)[0].contains("on other machines"));
         let tables = Tables::load(&Folder::of(dir.path().into()), &run);
         let made = made_with(Given { run: &run, tables: &tables });
-        let Some(Item::Grid(grid)) = made.items.last() else { panic!() };
+        let Some(Item::More(_, inside)) = made.items.last() else { panic!() };
+        let [Item::Grid(grid)] = &inside[..] else { panic!() };
         let on = |n: usize| grid.rows[n].last().unwrap().shown();
         assert!(on(1).starts_with("2 × A CPU, "), "{}", on(1));
         assert!(!on(2).contains("A CPU"), "{}", on(2));

@@ -9,6 +9,8 @@ use crate::report::{Line, Lines};
 pub struct Document {
     /// Its title.
     pub title: String,
+    /// Where ztier is ahead, level, behind: what a reader sees first.
+    pub glance: Vec<Item>,
     /// Introduction of a sentence or two.
     pub lead: Vec<String>,
     /// Its sections, in order.
@@ -39,6 +41,8 @@ pub enum Item {
     Grid(Grid),
     /// Charts with a common legend.
     Charts(Charts),
+    /// How many times as good as others, of several jobs.
+    Factors(Factors),
     /// Text as a program prints it, with a title.
     Verbatim(String, String),
     /// Names with a note on each.
@@ -150,6 +154,26 @@ pub enum Chart {
     Lines(Lines),
     /// By system.
     Bars(Bars),
+}
+
+/// How many times as good as others ztier is, on a logarithmic scale around 1.
+#[derive(Clone, Debug, Default)]
+pub struct Factors {
+    /// The title.
+    pub caption: String,
+    /// The best first.
+    pub factors: Vec<Factor>,
+}
+
+/// A job, and how ztier does it beside another way.
+#[derive(Clone, Debug, Default)]
+pub struct Factor {
+    /// The job.
+    pub what: String,
+    /// The other way.
+    pub beside: String,
+    /// Above 1: ztier is better.
+    pub factor: f64,
 }
 
 /// Bars, one a system.

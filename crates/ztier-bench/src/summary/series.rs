@@ -132,7 +132,8 @@ pub fn charts(all: &[&Speeds]) -> (Vec<Line>, Vec<Chart>) {
         let points =
             |speeds: &&Speeds| records.iter().map(|&record| speeds.speed(record, test)).collect();
         Lines {
-            title: format!("{name}, KiB/s"),
+            title: (*name).to_owned(),
+            unit: "KiB/s".into(),
             across: "size of records".into(),
             places: records.iter().map(|&record| size(record)).collect(),
             lines: all.iter().map(points).collect(),

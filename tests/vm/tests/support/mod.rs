@@ -4,7 +4,7 @@
 use std::time::Duration;
 use ztier_vm::cache::Lock;
 use ztier_vm::kernel::Flavour;
-use ztier_vm::{Lab, Machine, Setup};
+use ztier_vm::{EMULATION_FAULT, Lab, Machine, Setup};
 
 /// Limit on the time of a step. An emulated CPU is slow, and may have to share a real one.
 pub const SOON: Duration = Duration::from_secs(180);
@@ -24,6 +24,19 @@ pub fn lab_of(flavour: Flavour, programs: &[&str]) -> Option<(Lab, Lock)> {
     let lab = Lab::for_test(flavour, programs)?;
     let turn = lab.turn(Duration::from_secs(1800)).unwrap();
     Some((lab, turn))
+}
+
+/// Runs a test; up to twice again after a fault of the emulator, which ended the machine's kernel.
+pub fn in_machines(test: fn()) {
+    for _ in 0..2 {
+        let Err(why) = std::panic::catch_unwind(test) else { return };
+        let said = why.downcast_ref::<String>().map_or("", String::as_str);
+        if !said.contains(EMULATION_FAULT) {
+            std::panic::resume_unwind(why);
+        }
+        println!("once more, after a fault of the emulator");
+    }
+    test();
 }
 
 /// The setup of a machine with the scripts of these tests.

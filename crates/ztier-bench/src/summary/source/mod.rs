@@ -82,9 +82,17 @@ impl Source {
 
     /// Its section.
     pub fn section(&self, given: Given<'_>) -> Section {
-        let mut items = vec![Item::Text(format!("Source: {}", self.cited))];
-        items.extend(super::general::shortfall(given.run, self.part));
-        items.extend((self.items)(given));
+        let mut items: Vec<Item> =
+            super::general::shortfall(given.run, self.part).into_iter().collect();
+        let mut rest = (self.items)(given);
+        // What a reader looks at first is open: the first charts. The overview has the ratios.
+        let first = rest.iter().position(|item| matches!(item, Item::Charts(_)));
+        items.extend(first.map(|at| rest.remove(at)));
+        rest.insert(0, Item::Text(format!("Source: {}", self.cited)));
+        items.push(Item::More(
+            "The source, all tables and charts, how it was measured".into(),
+            rest,
+        ));
         Section { id: self.id.into(), title: self.title.into(), items }
     }
 }

@@ -126,7 +126,6 @@ const COLUMNS: [(&str, &str); 11] = [
 ];
 
 fn items(given: Given<'_>) -> Vec<Item> {
-    let mut items = vec![Item::Grid(theirs())];
     let bars = STATED.iter().map(|(name, value)| Bar {
         name: format!("source, {name}"),
         value: *value,
@@ -136,7 +135,10 @@ fn items(given: Given<'_>) -> Vec<Item> {
     let title = "elapsed, the source’s 480 MB ten times".into();
     let chart = Chart::Bars(Bars { title, unit: "s".into(), bars: bars.collect() });
     let caption = "The source".to_owned();
-    items.push(Item::Charts(Charts { caption, legend: Vec::new(), charts: vec![chart] }));
+    let charts = Item::Charts(Charts { caption, legend: Vec::new(), charts: vec![chart] });
+    let mut items =
+        vec![Item::More("The source’s own runs".into(), vec![Item::Grid(theirs()), charts])];
+    items.extend(elapsed(given));
     let table = given.tables.get("scan");
     items.push(Item::Grid(ratios("Ours beside the rivals", table, &MAIN)));
     if let Some(table) = table {
@@ -153,6 +155,33 @@ fn items(given: Given<'_>) -> Vec<Item> {
         items.extend(conditions(table));
     }
     items
+}
+
+/// Elapsed time of each section, by system.
+fn elapsed(given: Given<'_>) -> Option<Item> {
+    let mut charts = Vec::new();
+    for (part, place) in [("scan", ""), ("scan-vm", ", in a virtual machine")] {
+        let Some(table) = given.tables.get(part) else { continue };
+        for section in table.sections() {
+            let Some(load) = load(table, section) else { continue };
+            let case = format!("{}{load}", COLUMNS[1].0);
+            let bar = |system: &str| {
+                let value = table.value(section, system, &case)?;
+                Some(Bar { name: system.to_owned(), value, ..Bar::default() })
+            };
+            let bars: Vec<Bar> = table.systems(section).into_iter().filter_map(bar).collect();
+            let title = format!("{section}{load}{place}");
+            charts.push(Chart::Bars(Bars { title, unit: "s".into(), bars }));
+        }
+    }
+    let caption = "Elapsed time".to_owned();
+    (!charts.is_empty()).then_some(Item::Charts(Charts { caption, legend: Vec::new(), charts }))
+}
+
+/// What follows the name of each figure of a section: its load.
+fn load(table: &Table, section: &str) -> Option<String> {
+    let any = table.figures(section).next()?;
+    Some(any.case.strip_prefix(COLUMNS[0].0).unwrap_or_default().to_owned())
 }
 
 /// The source's runs.
@@ -174,9 +203,7 @@ fn theirs() -> Grid {
 fn all(table: &Table) -> Vec<Item> {
     let mut items = Vec::new();
     for section in table.sections() {
-        let Some(any) = table.figures(section).next() else { continue };
-        // The load follows the name of a figure.
-        let load = any.case.strip_prefix(COLUMNS[0].0).unwrap_or_default().to_owned();
+        let Some(load) = load(table, section) else { continue };
         let heads: Vec<&str> = std::iter::once("system").chain(COLUMNS.map(|(_, h)| h)).collect();
         let caption = format!("{section}{load}; {}", counted(table, section, &load));
         let mut grid = Grid::new(caption, &heads);

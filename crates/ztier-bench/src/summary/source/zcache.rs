@@ -156,7 +156,8 @@ fn policies(table: &Table, section: &str) -> Option<Item> {
             sizes.iter().map(at).collect()
         };
         Chart::Lines(Lines {
-            title: format!("{trace}, hits in %"),
+            title: trace.to_owned(),
+            unit: "hits in %".into(),
             across: "size of the cache, part of the blocks".into(),
             places: sizes.iter().map(|&size| size.to_owned()).collect(),
             lines: systems.iter().map(hits).collect(),
@@ -249,7 +250,8 @@ fn sweep(table: &Table) -> Vec<Item> {
         let inclusive = limits.iter().map(|limit| value(limit)).collect();
         let exclusive = limits.iter().map(|limit| value(&format!("exclusive, {limit}"))).collect();
         charts.push(Chart::Lines(Lines {
-            title: format!("{test}, times as fast"),
+            title: test.to_owned(),
+            unit: "times as fast".into(),
             across: "limit of the pool, part of the memory".into(),
             places: limits.iter().map(|limit| limit.trim_start_matches(LIMIT).into()).collect(),
             lines: vec![inclusive, one, exclusive],

@@ -147,7 +147,8 @@ pub fn picture(plan: &Plan, all: &[Found], path: &Path) -> Result<()> {
         mib => format!("{mib}M"),
     };
     let panel = |file: u64, test: usize| Lines {
-        title: format!("{}, {file} MiB, KiB/s", TESTS[test]),
+        title: format!("{}, {file} MiB", TESTS[test]),
+        unit: "KiB/s".into(),
         across: "record".into(),
         places: plan.records.iter().map(size).collect(),
         lines: all

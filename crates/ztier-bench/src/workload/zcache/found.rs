@@ -178,7 +178,8 @@ pub fn picture(all: &[(Kind, Vec<Found>)], path: &Path) -> Result<()> {
         mib => format!("{mib}M"),
     };
     let panel = |(test, name): (usize, &&str)| Lines {
-        title: format!("{name}, KiB/s"),
+        title: (*name).to_owned(),
+        unit: "KiB/s".into(),
         across: "record".into(),
         places: records.iter().map(size).collect(),
         lines: runs

@@ -105,7 +105,8 @@ fn picture(swept: &[Swept], path: &Path) -> Result<()> {
         percents.iter().map(at).collect()
     };
     let panel = |(test, name): (usize, &&str)| Lines {
-        title: format!("{name}, times as fast"),
+        title: (*name).to_owned(),
+        unit: "times as fast".into(),
         across: "limit of the pool, part of the memory".into(),
         places: percents.iter().map(|percent| format!("{percent} %")).collect(),
         lines: vec![
