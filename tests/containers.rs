@@ -45,7 +45,9 @@ impl Place {
     fn new() -> Self {
         let dir = tempfile::Builder::new().prefix("ztier-").tempdir().unwrap();
         let place = Self(dir);
-        for name in ["home", "run", "etc/container", "target/static/amd64", "target/static/arm64"] {
+        for name in
+            ["home/tmp", "run", "etc/container", "target/static/amd64", "target/static/arm64"]
+        {
             fs::create_dir_all(place.path().join(name)).unwrap();
         }
         for name in [
@@ -56,10 +58,7 @@ impl Place {
             fs::copy(project().join(name), place.path().join(name)).unwrap();
         }
         fs::write(place.path().join("home/containers.conf"), ENGINE).unwrap();
-        let storage = format!(
-            "[storage]\ndriver = \"vfs\"\nrunroot = \"{0}/run\"\ngraphroot = \"{0}/home/storage\"\n",
-            place.path().display()
-        );
+        let storage = "[storage]\ndriver = \"vfs\"\n";
         fs::write(place.path().join("home/storage.conf"), storage).unwrap();
         ok(
             20,
@@ -85,6 +84,7 @@ impl Place {
             .env("CONTAINERS_CONF", home.join("containers.conf"))
             .env("CONTAINERS_STORAGE_CONF", home.join("storage.conf"))
             .env("XDG_RUNTIME_DIR", self.path().join("run"))
+            .env("TMPDIR", home.join("tmp"))
             .env("HOME", home)
             .stdin(Stdio::null())
             .output()
@@ -132,7 +132,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         // Files of containers belong to users that the engine made.
-        let left = self.run("podman rm --all --force --time 1; podman unshare rm -rf home/storage");
+        let left = self.run("podman rm --all --force --time 1; podman unshare rm -rf home/.local");
         if !left.status.success() {
             println!("left by podman: {}", text(&left));
         }
@@ -181,7 +181,7 @@ fn volume(place: &Place, name: &str) -> PathBuf {
 fn memory(place: &Place) {
     place.ok(block("podman run"));
     place.soon("podman exec scratch /ztier status --check scratch");
-    let mut disk = Disk::open(&volume(place, "sockets").join("scratch.sock"), "scratch");
+    let mut disk = Disk::open(&volume(place, "sockets").join("scratch.nbd"), "scratch");
     assert_eq!(disk.size, 1 << 30);
     let data: Vec<u8> = (0..1 << 20).map(|n: u32| (n / 7 % 251) as u8).collect();
     disk.write(4096, &data);
@@ -199,8 +199,8 @@ fn log(place: &Place) {
     let up = "podman run --detach --replace --name data --volume state:/var/lib/ztier \
               --volume ./log:/log --volume ./disk:/disk --volume sockets:/run/ztier ztier \
               up data --foreground --ram-limit 16M --log /log/data.log --log-size 64M \
-              --backing /disk/data.img --export nbd --socket /run/ztier/data.sock";
-    let socket = volume(place, "sockets").join("data.sock");
+              --backing /disk/data.img --export nbd";
+    let socket = volume(place, "sockets").join("data.nbd");
     for (n, end) in ["kill", "kill", "stop --time 60"].into_iter().enumerate() {
         place.ok(up);
         place.soon("podman exec data /ztier status --check data");
@@ -210,6 +210,8 @@ fn log(place: &Place) {
         }
         disk.write(n as u64 * (1 << 16), &[n as u8 + 1; 8192]);
         disk.flush();
+        // A client keeps the volume from being taken down.
+        drop(disk);
         place.ok(&format!("podman {end} data"));
     }
     assert_eq!(place.ok("podman inspect --format '{{.State.ExitCode}}' data").trim(), "0");

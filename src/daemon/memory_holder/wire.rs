@@ -149,8 +149,10 @@ mod tests {
         signal_hook::flag::register(libc::SIGUSR2, std::sync::Arc::clone(&came)).unwrap();
         let waits = std::thread::spawn(move || receive::<Answer>(&b));
         for _ in 0..50 {
+            // An integer or a pointer, as the C library has it.
+            let thread = waits.as_pthread_t() as libc::pthread_t;
             // SAFETY: the thread is not joined yet, so this is its handle.
-            unsafe { libc::pthread_kill(waits.as_pthread_t(), libc::SIGUSR2) };
+            unsafe { libc::pthread_kill(thread, libc::SIGUSR2) };
             std::thread::sleep(Duration::from_millis(2));
         }
         send(&a, Answer::Done, &[]).unwrap();
