@@ -1,6 +1,8 @@
 //! The machines themselves: scripts, files, ends of all kinds, power cuts, pulled drives.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod support;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 use ztier_vm::kernel::Flavour;
