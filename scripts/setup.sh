@@ -94,15 +94,6 @@ need_cargo_deb() {
         die "cannot install cargo-deb; see the messages above"
 }
 
-# need_miri: the interpreter that finds undefined behaviour, where rustup can install it.
-need_miri() {
-    cargo +nightly miri --version >/dev/null 2>&1 && return
-    have rustup && rustup toolchain list 2>/dev/null | grep -q '^nightly' || return 0
-    say "installing: miri"
-    timeout 180 rustup component add miri rust-src --toolchain nightly >/dev/null 2>&1 ||
-        say "cannot install miri; going on without it"
-}
-
 # build_release: the program, optimised.
 build_release() {
     ztier=${CARGO_TARGET_DIR:-$root/target}/release/ztier
