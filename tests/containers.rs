@@ -132,7 +132,10 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         // Files of containers belong to users that the engine made.
-        let left = self.run("podman rm --all --force --time 1; podman unshare rm -rf home/.local");
+        let left = self.run(
+            "podman rm --all --force --time 1; podman unshare rm -rf home/.local; \
+                             podman system migrate",
+        );
         if !left.status.success() {
             println!("left by podman: {}", text(&left));
         }
