@@ -18,7 +18,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use support::disk::Disk;
 use support::sandbox::{Guard, PATIENCE, Sandbox, eventually, wait};
-use ztier::control::{AdaptChange, Client, EventKind, Events, Request, Since};
+use ztier::control::{Client, EventKind, Events, Request, Since, VolumeChange};
 
 /// The error of NBD for a full volume.
 const ENOSPC: u32 = 28;
@@ -79,15 +79,8 @@ fn file(sandbox: &Sandbox, name: &str) -> String {
 fn change_often(sandbox: &Sandbox, count: u64) {
     let client = Client::new(&sandbox.run_dir().join("v.sock"));
     for n in 0..count {
-        let set = Request::Set {
-            size_bytes: None,
-            ram_limit_bytes: Some((40 << 20) + n % 2 * (1 << 20)),
-            adapt: AdaptChange::default(),
-            log: ztier::config::log::LogChange::default(),
-            recompress: None,
-            spill: None,
-            spill_daily_bytes: None,
-        };
+        let ram_limit_bytes = Some((40 << 20) + n % 2 * (1 << 20));
+        let set = Request::Set(VolumeChange { ram_limit_bytes, ..VolumeChange::default() });
         client.ask::<Value>(&set, PATIENCE).unwrap();
     }
 }

@@ -19,7 +19,7 @@ use support::disk::Disk;
 use support::place::{BLOCK, Place, content};
 use support::sandbox::{Guard, Sandbox, eventually, stop, wait};
 use ztier::config::log::LogChange;
-use ztier::control::{AdaptChange, Client, NewLog, Question, RecompressChange, Request};
+use ztier::control::{Client, NewLog, Question, RecompressChange, Request, VolumeChange};
 
 /// Timeout of the caller that gives up.
 const SHORT: Duration = Duration::from_millis(300);
@@ -47,15 +47,7 @@ fn client(sandbox: &Sandbox) -> Client {
 }
 
 fn set(size_bytes: Option<u64>) -> Request {
-    Request::Set {
-        size_bytes,
-        ram_limit_bytes: None,
-        adapt: AdaptChange::default(),
-        log: LogChange::default(),
-        recompress: None,
-        spill: None,
-        spill_daily_bytes: None,
-    }
+    Request::Set(VolumeChange { size_bytes, ..VolumeChange::default() })
 }
 
 /// The state of a volume, without values that change on their own.
@@ -85,15 +77,11 @@ fn what_was_given_up_is_not_carried_out_when_a_stopped_daemon_goes_on() {
     let socket = sandbox.run_dir().join("vol.nbd");
     Disk::open(&socket, "vol").write(0, &content(0, 1));
     eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
-    let limit = Request::Set {
-        size_bytes: None,
+    let limit = Request::Set(VolumeChange {
         ram_limit_bytes: Some(48 << 20),
-        adapt: AdaptChange::default(),
-        log: LogChange::default(),
         recompress: Some(RecompressChange::Off),
-        spill: None,
-        spill_daily_bytes: None,
-    };
+        ..VolumeChange::default()
+    });
     for request in [
         set(Some(128 << 20)),
         limit,
@@ -111,15 +99,8 @@ fn the_same_of_a_volume_with_a_log() {
     let sandbox = &place.sandbox;
     sandbox.ztier(&[&place.up()[..], &["--writeback", "off"]].concat()).ok();
     place.write_one_by_one(4);
-    let writeback = Request::Set {
-        size_bytes: None,
-        ram_limit_bytes: None,
-        adapt: AdaptChange::default(),
-        log: LogChange { writeback: Some(true), ..LogChange::default() },
-        recompress: None,
-        spill: None,
-        spill_daily_bytes: None,
-    };
+    let log = LogChange { writeback: Some(true), ..LogChange::default() };
+    let writeback = Request::Set(VolumeChange { log, ..VolumeChange::default() });
     let other = sandbox.path().join("other");
     std::fs::File::create(&other).unwrap().set_len(16 << 20).unwrap();
     for request in [

@@ -24,7 +24,9 @@ use support::disk::Disk;
 use support::kept_image::{Holder, Image};
 use support::sandbox::{Done, Sandbox, eventually, finish};
 use ztier::config::{Ballast, SlotNews};
-use ztier::control::{Ended, Noted, Request, Sample, Status, Swapon, Swapping, VERSION, Version};
+use ztier::control::{
+    Ended, Noted, Request, Sample, Status, Swapon, Swapping, VERSION, Version, VolumeChange,
+};
 use ztier::metrics::GROUPS;
 
 const BLOCK: u64 = 4096;
@@ -311,15 +313,8 @@ fn record(role: &'static Role, golden: &Path) {
         commit_interval_ms: (role.name == "log").then_some(9000),
         ..Default::default()
     };
-    let set = Request::Set {
-        size_bytes: None,
-        ram_limit_bytes: Some(24 * MIB),
-        adapt: Default::default(),
-        log,
-        recompress: None,
-        spill: None,
-        spill_daily_bytes: None,
-    };
+    let ram_limit_bytes = Some(24 * MIB);
+    let set = Request::Set(VolumeChange { ram_limit_bytes, log, ..VolumeChange::default() });
     for request in [Request::Ping, Request::Status, Request::Stats, Request::Sample, set] {
         ask(&place, &request, &mut said);
     }

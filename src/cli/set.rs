@@ -9,7 +9,9 @@ use crate::config::plan::{self, size_of};
 use crate::config::settings::KEYS;
 use crate::config::size::{self, exact, human};
 use crate::config::{Bounds, Limit, Paths, Plan, Saved, Settings, machine, name};
-use crate::control::{AdaptChange, Client, NewSpill, RecompressChange, Request, Sample, Status};
+use crate::control::{
+    AdaptChange, Client, NewSpill, RecompressChange, Request, Sample, Status, VolumeChange,
+};
 use crate::device::{self, Recompress};
 use crate::error::{Error, Result};
 use crate::stats::Stats;
@@ -73,7 +75,7 @@ impl Set {
     pub fn run(self) -> Result<()> {
         let paths = Paths::of_this_user()?;
         let (asked, recompress) = parse(&self.changes)?;
-        let request = request(&asked, recompress, self.new_spill(&asked)?)?;
+        let change = change(&asked, recompress, self.new_spill(&asked)?)?;
         let client = client(&paths, &self.name)?;
         let saved = if self.save { Some(changed(&paths, &self.name, &asked)?) } else { None };
         let before = match self.json {
@@ -81,7 +83,7 @@ impl Set {
             false => None,
         };
         let patience = if asked.spill.is_some() { PATIENCE_TO_MOVE } else { PATIENCE };
-        let status: Status = client.ask(&request, patience)?;
+        let status: Status = client.ask(&Request::Set(change), patience)?;
         if let Some(saved) = saved {
             let changed = format!("volume `{}` is changed, but ", self.name);
             if saved.write().map_err(|e| e.after(changed))? {
@@ -95,7 +97,7 @@ impl Set {
             output::print(&format!("{}: {}\n", self.name, all.join(" ")))?;
         }
         let mut recompressed = None;
-        if let Request::Set { recompress: Some(RecompressChange::Now), .. } = request {
+        if recompress == Some(RecompressChange::Now) {
             let done = wait(&client, &self.name, &status.stats)?;
             if !self.json {
                 let together = status::together(&done.after);
@@ -285,12 +287,12 @@ fn live(key: &str) -> Result<&'static str> {
     }
 }
 
-/// The request for these settings.
-fn request(
+/// The change to these settings.
+fn change(
     settings: &Settings,
     recompress: Option<RecompressChange>,
     spill: Option<NewSpill>,
-) -> Result<Request> {
+) -> Result<VolumeChange> {
     let memory = machine::memory_bytes();
     let size_bytes = settings.size.map(size_of);
     let adapt = AdaptChange {
@@ -298,7 +300,7 @@ fn request(
         min_bytes: settings.ram_min.map(|amount| amount.of(memory)),
         max_bytes: settings.ram_max.map(|amount| amount.of(memory)),
     };
-    Ok(Request::Set {
+    Ok(VolumeChange {
         size_bytes,
         ram_limit_bytes: match settings.ram_limit {
             Some(Limit::At(amount)) => Some(amount.of(memory)),
@@ -326,41 +328,32 @@ mod tests {
         }
     }
 
-    /// The request of `ztier set NAME` with these changes.
-    fn asked(changes: &[&str]) -> Result<Request> {
+    /// What `ztier set NAME` asks for with these changes.
+    fn asked(changes: &[&str]) -> Result<VolumeChange> {
         let changes = changes.iter().map(|c| (*c).to_owned()).collect::<Vec<_>>();
-        parse(&changes).and_then(|(settings, recompress)| request(&settings, recompress, None))
-    }
-
-    fn set(sizes: [Option<u64>; 3], adapt: AdaptChange, log: LogChange) -> Request {
-        let [size_bytes, ram_limit_bytes, spill_daily_bytes] = sizes;
-        let (recompress, spill) = (None, None);
-        Request::Set {
-            size_bytes,
-            ram_limit_bytes,
-            adapt,
-            log,
-            recompress,
-            spill,
-            spill_daily_bytes,
-        }
+        parse(&changes).and_then(|(settings, recompress)| change(&settings, recompress, None))
     }
 
     #[test]
     fn changes() {
-        let (adapt, log) = (AdaptChange::default, LogChange::default);
-        let sizes = set([Some(8 << 30), Some(1 << 30), None], adapt(), log());
-        assert_eq!(asked(&["size=8G", "ram-limit=1G"]).unwrap(), sizes);
-        let daily = set([None, None, Some(20 << 30)], adapt(), log());
+        let none = VolumeChange::default;
+        let (size_bytes, ram_limit_bytes) = (Some(8 << 30), Some(1 << 30));
+        assert_eq!(
+            asked(&["size=8G", "ram-limit=1G"]).unwrap(),
+            VolumeChange { size_bytes, ram_limit_bytes, ..none() }
+        );
+        let spill_daily_bytes = Some(20 << 30);
+        let daily = VolumeChange { spill_daily_bytes, ..none() };
         assert_eq!(asked(&["spill-daily=20G"]).unwrap(), daily);
-        let Request::Set { recompress, .. } = asked(&["recompress=now"]).unwrap() else { panic!() };
-        assert_eq!(recompress, Some(RecompressChange::Now));
-        let auto = AdaptChange { auto: true, min_bytes: Some(1 << 20), max_bytes: Some(1 << 30) };
+        let recompress = Some(RecompressChange::Now);
+        let now = VolumeChange { recompress, ..none() };
+        assert_eq!(asked(&["recompress=now"]).unwrap(), now);
+        let adapt = AdaptChange { auto: true, min_bytes: Some(1 << 20), max_bytes: Some(1 << 30) };
         assert_eq!(
             asked(&["ram-limit=auto", "ram-min=1M", "ram-max=1G"]).unwrap(),
-            set([None; 3], auto, log())
+            VolumeChange { adapt, ..none() }
         );
-        let all = LogChange {
+        let log = LogChange {
             writeback: Some(false),
             writeback_threshold_percent: Some(70),
             writeback_window_bytes: Some(1 << 20),
@@ -378,7 +371,7 @@ mod tests {
             "log-cache=10",
             "max-unsent=16M,5s,wait",
         ];
-        assert_eq!(asked(&changes).unwrap(), set([None; 3], adapt(), all));
+        assert_eq!(asked(&changes).unwrap(), VolumeChange { log, ..none() });
     }
 
     #[test]

@@ -522,9 +522,8 @@ fn export(volume: &str, settings: &Settings, kind: Kind, paths: &Paths) -> Resul
         None => paths.volume(volume).nbd,
     };
     check_socket(&socket, "give a shorter --socket")?;
-    let control = paths.volume(volume).control;
-    if socket.parent() == control.parent() && socket.extension() == control.extension() {
-        let text = format!("{} is the name of a control socket", socket.display());
+    if socket == paths.volume(volume).control {
+        let text = format!("{} is the control socket of the volume", socket.display());
         return Err(Error::usage(text).hint("give another --socket, like NAME.nbd"));
     }
     let tcp = settings.nbd_listen.iter().flatten().map(|address| address.0).collect();
@@ -701,12 +700,9 @@ mod tests {
         assert_eq!(plan.ram_limit_bytes, plan.limits().default);
         let socket = Some(PathBuf::from("/run/x/x.nbd"));
         assert_eq!(plan.export, Export::Nbd { socket, tcp: vec![], inherited: false });
-        for name in ["x", "another"] {
-            let socket = Some(PathBuf::from(format!("/run/x/{name}.sock")));
-            let settings = Settings { socket, ..sized(4096) };
-            let refused = Plan::resolve("x", &settings, Kind::Nbd, &paths()).unwrap_err();
-            assert!(refused.to_string().contains("the name of a control socket"), "{refused}");
-        }
+        let settings = Settings { socket: Some("/run/x/x.sock".into()), ..sized(4096) };
+        let refused = Plan::resolve("x", &settings, Kind::Nbd, &paths()).unwrap_err();
+        assert!(refused.to_string().contains("is the control socket of the volume"), "{refused}");
         let fuse = Plan::resolve("x", &sized(4096), Kind::Fuse, &paths()).unwrap();
         assert_eq!(fuse.export, Export::Fuse);
         assert!(fuse.ram_limit_bytes >= device::min_ram_limit(4096, 1 << 20));

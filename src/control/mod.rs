@@ -21,7 +21,7 @@ pub use protocol::{
     Swapon,
 };
 pub(crate) use protocol::{Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive_next, send};
-pub use protocol::{Swapping, VERSION, Version};
+pub use protocol::{Swapping, VERSION, Version, VolumeChange};
 pub use question::Question;
 pub use sample::{Homes, Role, Sample};
 pub use server::{Handler, Server};

@@ -47,27 +47,7 @@ pub enum Request {
     #[serde(rename = "accept-loss")]
     AcceptLoss,
     /// Change a running volume. Answer: [`Status`].
-    Set {
-        /// The new size in bytes, at least the present one.
-        size_bytes: Option<u64>,
-        /// The new limit on memory in bytes; from then on the limit is fixed.
-        ram_limit_bytes: Option<u64>,
-        /// Changes of how the limit adapts.
-        #[serde(default)]
-        adapt: AdaptChange,
-        /// Changes of the log's settings.
-        #[serde(default)]
-        log: LogChange,
-        /// A change of when cold data is recompressed.
-        #[serde(default)]
-        recompress: Option<RecompressChange>,
-        /// Another spill device, or none.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        spill: Option<NewSpill>,
-        /// Another number of bytes that may be spilled a day; 0: no limit.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        spill_daily_bytes: Option<u64>,
-    },
+    Set(VolumeChange),
     /// Make the device swap space, and swap to it. Answer: [`Swapping`].
     Swapon(Swapon),
     /// End the use of the device as swap; swapped-out pages return to memory. Answer: [`Swapping`],
@@ -106,13 +86,35 @@ impl Request {
             // They end with their connections.
             Self::Drain | Self::Events(_) => false,
             Self::AcceptLoss
-            | Self::Set { .. }
+            | Self::Set(_)
             | Self::Swapon(_)
             | Self::Swapoff { .. }
             | Self::Restart { .. }
             | Self::Down { .. } => true,
         }
     }
+}
+
+/// Changes of a running volume; what is left out stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct VolumeChange {
+    /// The new size in bytes, at least the present one.
+    pub size_bytes: Option<u64>,
+    /// The new limit on memory in bytes; from then on the limit is fixed.
+    pub ram_limit_bytes: Option<u64>,
+    /// Changes of how the limit adapts.
+    pub adapt: AdaptChange,
+    /// Changes of the log's settings.
+    pub log: LogChange,
+    /// A change of when cold data is recompressed.
+    pub recompress: Option<RecompressChange>,
+    /// Another spill device, or none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spill: Option<NewSpill>,
+    /// Another number of bytes that may be spilled a day; 0: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spill_daily_bytes: Option<u64>,
 }
 
 /// Another spill device for a volume in memory.

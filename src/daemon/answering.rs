@@ -43,18 +43,8 @@ impl Handler for Running {
                 }
                 to_raw_value(&Noted { lost_blocks })
             }
-            Request::Set {
-                size_bytes,
-                ram_limit_bytes,
-                adapt,
-                log,
-                recompress,
-                spill,
-                spill_daily_bytes,
-            } => {
-                let limit = (ram_limit_bytes, adapt);
-                let below = (spill.as_ref(), spill_daily_bytes);
-                self.set(size_bytes, limit, log, recompress, below, asking)?;
+            Request::Set(change) => {
+                self.set(change, asking)?;
                 to_raw_value(&self.status()?)
             }
             Request::Swapon(ask) => {

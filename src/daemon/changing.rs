@@ -8,15 +8,9 @@ use super::running::Running;
 use crate::config::limit::{Given, Range};
 use crate::config::log::{LogChange, LogPlan};
 use crate::config::{Amount, Bounds, Limit, Plan, plan, size};
-use crate::control::{AdaptChange, Asking, EventKind, NewSpill, RecompressChange};
+use crate::control::{AdaptChange, Asking, EventKind, RecompressChange, VolumeChange};
 use crate::device::{self, Recompress};
 use crate::error::{Error, Result};
-
-/// A fixed limit in bytes, and how to adapt.
-pub(super) type LimitChange = (Option<u64>, AdaptChange);
-
-/// Another spill device, and the bytes that may be spilled a day.
-pub(super) type SpillChange<'a> = (Option<&'a NewSpill>, Option<u64>);
 
 impl Running {
     fn recompress(&self, change: RecompressChange) -> Result<()> {
@@ -32,50 +26,30 @@ impl Running {
         state.write(&self.served.files)
     }
 
-    pub(super) fn set(
-        &self,
-        size: Option<u64>,
-        limit: LimitChange,
-        log: LogChange,
-        recompress: Option<RecompressChange>,
-        (spill, spill_daily): SpillChange<'_>,
-        asking: &mut Asking<'_>,
-    ) -> Result<()> {
+    pub(super) fn set(&self, change: VolumeChange, asking: &mut Asking<'_>) -> Result<()> {
         let before = self.served.plan();
-        if (spill.is_some() || spill_daily.is_some()) && !before.is_volatile() {
-            return Err(Error::usage("spill is for a volume in memory alone"));
-        }
-        let will_spill = match spill {
-            Some(new) => new.device.is_some(),
-            None => before.spill.is_some(),
-        };
-        if spill_daily.is_some() && !will_spill {
-            return Err(device::no_spill_device());
-        }
-        if recompress.is_some() && !before.is_volatile() {
-            return Err(no_recompression());
-        }
+        refuse_impossible(&before, &change)?;
         {
             let _changing =
                 self.served.sizes.try_lock_for(BUSY).ok_or_else(|| self.served.being_changed())?;
-            let new = self.planned(size, limit, log)?;
+            let new = self.planned(&change)?;
             asking.agree()?;
             let taken = self.take_on(&new);
             self.tell_changes(&before);
             taken?;
             // After a higher limit, which may be what it needs.
-            if let Some(spill) = spill {
+            if let Some(spill) = &change.spill {
                 self.respill(spill, asking)?;
             }
-            if let Some(bytes) = spill_daily {
+            if let Some(bytes) = change.spill_daily_bytes {
                 self.spill_daily(bytes)?;
             }
         }
         self.threads.follow_limit(&self.served)?;
-        let Some(change) = recompress else { return Ok(()) };
+        let Some(recompress) = change.recompress else { return Ok(()) };
         // Last, because a higher limit may be what it needs.
         let changed = self.served.plan() != before;
-        self.recompress(change).map_err(|e| match changed {
+        self.recompress(recompress).map_err(|e| match changed {
             true => e.after("all but recompress is changed: "),
             false => e,
         })
@@ -96,12 +70,13 @@ impl Running {
     }
 
     /// The plan with the changes. Fails if one of them is impossible.
-    fn planned(&self, size: Option<u64>, limit: LimitChange, log: LogChange) -> Result<Plan> {
+    fn planned(&self, change: &VolumeChange) -> Result<Plan> {
         let old = self.served.plan();
-        let mut new = Plan { size_bytes: size.unwrap_or(old.size_bytes), ..old.clone() };
-        change_limit(&mut new, limit)?;
+        let size_bytes = change.size_bytes.unwrap_or(old.size_bytes);
+        let mut new = Plan { size_bytes, ..old.clone() };
+        change_limit(&mut new, change.ram_limit_bytes, change.adapt)?;
         check_change(&old, &new)?;
-        change_log(&mut new, log)?;
+        change_log(&mut new, change.log)?;
         if new.size_bytes != old.size_bytes
             && let Some(export) = &*self.served.export()?
         {
@@ -145,12 +120,31 @@ impl Running {
     }
 }
 
+/// Refuses changes of what the volume does not have.
+fn refuse_impossible(now: &Plan, change: &VolumeChange) -> Result<()> {
+    let of_spill = change.spill.is_some() || change.spill_daily_bytes.is_some();
+    if of_spill && !now.is_volatile() {
+        return Err(Error::usage("spill is for a volume in memory alone"));
+    }
+    let will_spill = match &change.spill {
+        Some(new) => new.device.is_some(),
+        None => now.spill.is_some(),
+    };
+    if change.spill_daily_bytes.is_some() && !will_spill {
+        return Err(device::no_spill_device());
+    }
+    if change.recompress.is_some() && !now.is_volatile() {
+        return Err(no_recompression());
+    }
+    Ok(())
+}
+
 fn no_recompression() -> Error {
     Error::usage("only a volume in memory recompresses").hint("leave out recompress")
 }
 
 /// Applies a change of the limit, or of the bounds for adapting, to the plan.
-fn change_limit(plan: &mut Plan, (fixed, adapt): LimitChange) -> Result<()> {
+fn change_limit(plan: &mut Plan, fixed: Option<u64>, adapt: AdaptChange) -> Result<()> {
     if fixed.is_some() && adapt.auto {
         return Err(Error::usage("ram-limit is given twice").hint("give it once"));
     }

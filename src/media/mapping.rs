@@ -125,8 +125,9 @@ impl Mapping {
     /// When the range is outside.
     pub fn hint(&self, range: Range<usize>, hint: Hint) -> Result<()> {
         // The kernel takes a range that begins with a page, and goes on to the end of the last.
+        let page = rustix::param::page_size();
         self.advise(
-            range.start / rustix::param::page_size() * rustix::param::page_size()..range.end,
+            range.start / page * page..range.end,
             match hint {
                 Hint::DontDump => Advice::LinuxDontDump,
                 Hint::HugePages => Advice::LinuxHugepage,

@@ -45,7 +45,7 @@ const HEADLINES: [Headline; 19] = [
     more("zram", "data_per_mem_aged", "RAM disk, data in the same memory", "kernel zram"),
     more("scan", "vs_kernel_zram", "swap", "kernel zram"),
     more("scan", "vs_disk_swap", "swap", "swap on this machine’s drive"),
-    more("scan", "vs_modelled_disk", "swap", "a disk of 7200 rpm"),
+    more("scan", "vs_modelled_disk", "swap", "a modelled disk of 7200 rpm"),
     less("scan", "spill_vs_zswap", "swap, half of it spilled", "zswap"),
     less("scan", "memory_vs_kernel_zram", "memory of swap", "kernel zram"),
     more("zcache", "random_read", "cache, random reads, data of 100:1", "no cache"),
@@ -58,8 +58,16 @@ const HEADLINES: [Headline; 19] = [
     more("log-vm", "randwrite_vs_bcache", "log, random writes", "bcache"),
     more("log-vm", "fsync_vs_dm_writecache", "log, writes with a flush each", "dm-writecache"),
     more("log-vm", "fsync_vs_bcache", "log, writes with a flush each", "bcache"),
-    less("object", "log_flush_time_vs_local_30ms", "log before a store, flushes", "a local file"),
+    less(
+        "object",
+        "log_flush_time_vs_local_30ms",
+        "log before a store, flushes",
+        "one before a local file",
+    ),
 ];
+
+/// Where a part with this end of its name was measured.
+const INSIDE: (&str, &str) = ("-vm", ", in a virtual machine");
 
 /// From this factor on a difference counts.
 const TENTH: f64 = 1.1;
@@ -89,7 +97,8 @@ impl Headline {
     fn found(&self, tables: &Tables) -> Option<Factor> {
         let ratio = *tables.get(self.part)?.ratios.get(self.ratio)?;
         let factor = if self.less_is_better { 1.0 / ratio } else { ratio };
-        let (what, beside) = (self.what.to_owned(), self.beside.to_owned());
+        let place = if self.part.ends_with(INSIDE.0) { INSIDE.1 } else { "" };
+        let (what, beside) = (self.what.to_owned(), format!("{}{place}", self.beside));
         (ratio > 0.0 && factor.is_finite()).then_some(Factor { what, beside, factor })
     }
 }
