@@ -105,6 +105,16 @@ impl Error {
         self
     }
 
+    /// What failed, on what, without what to do.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// What to do, if that is known.
+    pub fn remedy(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
     /// Appends a clause to the text, before the hint.
     #[must_use]
     pub fn but(mut self, clause: impl fmt::Display) -> Self {

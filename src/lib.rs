@@ -5,18 +5,27 @@
 //! and the engines `cache`, `log`, `object` and `ram` do not use each other (`tests/tidy.rs` fails
 //! otherwise). `ARCHITECTURE.md` has the map and the reasons.
 
+// Simulations, explored schedules and Miri are about what is below these.
+#[cfg(not(any(sim, shuttle, miri)))]
 pub mod cli;
 
+#[cfg(not(any(sim, shuttle, miri)))]
 pub mod metrics;
 
+#[cfg(not(any(sim, shuttle, miri)))]
 pub mod daemon;
 
+#[cfg(not(any(sim, shuttle, miri)))]
 pub mod config;
+#[cfg(not(any(sim, shuttle, miri)))]
 pub mod control;
+#[cfg(not(any(sim, shuttle, miri)))]
 pub mod limit;
 
+#[cfg(not(any(sim, shuttle, miri)))]
 pub mod export;
 
+#[cfg(not(any(sim, shuttle, miri)))]
 pub mod system;
 
 pub mod device;

@@ -12,10 +12,10 @@ mod support {
 }
 
 use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::loops::{Loop, lacks_loops};
+use support::loops::{Loop, Part, lacks_loops};
 use support::sandbox::{Done, Sandbox, finish};
 use support::shell::{lacks_btrfs, ok, try_unmount, unmount};
 
@@ -29,16 +29,19 @@ struct Rig {
     log: String,
     /// Programs that come before those of the machine.
     bin: PathBuf,
-    disk: Loop,
+    disk: String,
+    _part: Option<Part>,
+    _loop: Loop,
 }
 
 impl Rig {
     fn new() -> Option<Self> {
-        Self::with("ext4", UUID)
+        Self::with("ext4", UUID, false)
     }
 
-    /// With a file system of this kind and UUID. No two of btrfs may have the same.
-    fn with(kind: &str, uuid: &str) -> Option<Self> {
+    /// With a file system of this kind and UUID, on all of the disk or a partition. No two of btrfs
+    /// may have the same.
+    fn with(kind: &str, uuid: &str, on_part: bool) -> Option<Self> {
         let mkfs = format!("mkfs.{kind}");
         if lacks_loops(&[&mkfs, "mkfs.ext4", "mount", "umount", "blkid"]) {
             return None;
@@ -61,12 +64,14 @@ impl Rig {
             path
         };
         let (image, log) = (make("image", 128), make("log", 32));
-        ok(60, &mkfs, &["-q", "-U", uuid, image.to_str().unwrap()]);
-        let disk = Loop::on(&image, &[]);
+        let whole = Loop::on(&image, &[]);
+        let part = on_part.then(|| whole.part(1, 8 << 20..120 << 20));
+        let disk = part.as_ref().map_or(whole.path(), Part::path).to_owned();
+        ok(60, &mkfs, &["-q", "-U", uuid, &disk]);
         let [point, bin] = ["data", "bin"].map(|name| sandbox.path().join(name));
         fs::create_dir(&point).unwrap();
         fs::create_dir(&bin).unwrap();
-        ok(20, "mount", &[disk.path(), point.to_str().unwrap()]);
+        ok(20, "mount", &[&disk, point.to_str().unwrap()]);
         fs::write(point.join("file"), "what is on it").unwrap();
         let fstab = sandbox.path().join("fstab");
         let text = format!(
@@ -76,11 +81,11 @@ impl Rig {
         fs::write(&fstab, &text).unwrap();
         let name = sandbox.device_name("adopt");
         let log = log.to_str().unwrap().to_owned();
-        Some(Self { sandbox, name, point, fstab, text, log, bin, disk })
+        Some(Self { sandbox, name, point, fstab, text, log, bin, disk, _part: part, _loop: whole })
     }
 
     fn adopt(&self, more: &[&str]) -> Done {
-        let fixed = ["adopt", self.disk.path(), "--name", &self.name, "--fstab"];
+        let fixed = ["adopt", &self.disk, "--name", &self.name, "--fstab"];
         let fstab = self.fstab.to_str().unwrap();
         let mut command =
             self.sandbox.command(&[&fixed[..], &[fstab, "--log", &self.log], more].concat());
@@ -96,11 +101,9 @@ impl Rig {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// What is mounted there, as the kernel says.
+    /// What is mounted at its place, as the kernel says.
     fn source(&self) -> Option<String> {
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-        let on = |line: &&str| line.split(' ').nth(1) == self.point.to_str();
-        mounts.lines().rfind(on).map(|line| line.split(' ').next().unwrap().to_owned())
+        source(&self.point)
     }
 
     /// The volume's device, without links.
@@ -118,7 +121,7 @@ impl Rig {
     fn is_as_before(&self) {
         assert!(!self.sandbox.path().join("fstab.before-ztier").exists());
         assert_eq!(fs::read_to_string(&self.fstab).unwrap(), self.text);
-        assert_eq!(self.source().as_deref(), Some(self.disk.path()));
+        assert_eq!(self.source().as_deref(), Some(&*self.disk));
         assert_eq!(fs::read_to_string(self.point.join("file")).unwrap(), "what is on it");
         assert!(!self.sandbox.config_dir().join(format!("{}.toml", self.name)).exists());
         assert!(!Path::new("/dev/ztier").join(&self.name).exists());
@@ -133,6 +136,33 @@ impl Drop for Rig {
     }
 }
 
+/// What is mounted there, as the kernel says.
+fn source(point: &Path) -> Option<String> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let on = |line: &&str| line.split(' ').nth(1) == point.to_str();
+    mounts.lines().rfind(on).map(|line| line.split(' ').next().unwrap().to_owned())
+}
+
+/// A name of a partition that udev would make; removed when dropped.
+struct PartLink(PathBuf);
+
+impl PartLink {
+    fn new(id: &str, to: &str) -> Self {
+        let link = Path::new("/dev/disk/by-partuuid").join(id);
+        fs::create_dir_all(link.parent().unwrap()).unwrap();
+        symlink(to, &link).unwrap();
+        Self(link)
+    }
+}
+
+impl Drop for PartLink {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+        // Those that are empty.
+        self.0.ancestors().skip(1).take(2).for_each(|dir| drop(fs::remove_dir(dir)));
+    }
+}
+
 const UUID: &str = "5b1c7c86-6c1e-4d0c-9d2a-3f9d4e5a6b7c";
 
 #[test]
@@ -144,12 +174,7 @@ fn a_mounted_disk_gets_a_log_and_its_line_changes() {
     let (point, fstab) = (rig.point.display().to_string(), rig.fstab.display().to_string());
     for part in [
         format!("1. umount {point}\n"),
-        format!(
-            "2. ztier up {} --backing {} --log {} --enable\n",
-            rig.name,
-            rig.disk.path(),
-            rig.log
-        ),
+        format!("2. ztier up {} --backing {} --log {} --enable\n", rig.name, &rig.disk, rig.log),
         format!("3. in {fstab}\n   - UUID={UUID}  {point} ext4\tnoatime 0 2\n"),
         format!("   + {device}  {point} ext4\tnoatime,nofail 0 2\n"),
         format!("4. mount --fstab {fstab} {point}\n"),
@@ -183,14 +208,58 @@ fn a_mounted_disk_gets_a_log_and_its_line_changes() {
     unmount(&point);
     rig.sandbox.ztier(&["forget", &rig.name]).ok();
     fs::write(&rig.fstab, &rig.text).unwrap();
-    ok(20, "mount", &[rig.disk.path(), &point]);
+    ok(20, "mount", &[&rig.disk, &point]);
     assert_eq!(fs::read_to_string(rig.point.join("file")).unwrap(), "newer");
+}
+
+/// Each line leads to it in another way, and each place is mounted again.
+#[test]
+fn a_partition_that_is_mounted_twice() {
+    let Some(rig) = Rig::with("ext4", UUID, true) else { return };
+    rig.program("systemctl", "exit 0");
+    let id = format!("{:08x}-01", std::process::id());
+    let link = PartLink::new(&id, &rig.disk);
+    let second = rig.sandbox.path().join("second");
+    fs::create_dir(&second).unwrap();
+    let place = second.to_str().unwrap();
+    ok(20, "mount", &[&rig.disk, place]);
+    let line = format!("PARTUUID={id} {place} ext4 noexec 0 0\n");
+    fs::write(&rig.fstab, format!("{}{line}", rig.text)).unwrap();
+    let json = rig.adopt(&["--json"]).json();
+    let steps = json["steps"].as_array().unwrap().iter().map(|step| step["step"].as_str().unwrap());
+    assert_eq!(steps.collect::<Vec<_>>(), ["unmount", "unmount", "up", "fstab", "mount", "mount"]);
+    assert_eq!(json["mounted"], serde_json::json!([rig.point, second]));
+
+    // The last mount fails: all is as it was, twice.
+    rig.program(
+        "mount",
+        &format!("case $3 in {place}) exit 32;; esac\nexec /usr/bin/mount \"$@\""),
+    );
+    rig.fails(&["undone, because `mount --fstab", "failed"]);
+    for point in [&rig.point, &second] {
+        assert_eq!(source(point).as_deref(), Some(&*rig.disk));
+    }
+    fs::remove_file(rig.bin.join("mount")).unwrap();
+
+    rig.adopt(&["--apply"]).ok();
+    let device = format!("/dev/ztier/{}", rig.name);
+    let table = fs::read_to_string(&rig.fstab).unwrap();
+    assert!(table.contains(&format!("{device} {place} ext4 noexec,nofail 0 0\n")), "{table}");
+    assert!(table.contains(&format!("{device}  {} ext4", rig.point.display())), "{table}");
+    for point in [&rig.point, &second] {
+        assert_eq!(fs::canonicalize(source(point).unwrap()).unwrap(), rig.device());
+        assert_eq!(fs::read_to_string(point.join("file")).unwrap(), "what is on it");
+    }
+    unmount(place);
+    drop(link);
 }
 
 /// A mounted btrfs has another number than its disk.
 #[test]
 fn a_file_system_with_a_number_of_its_own_is_unmounted_first() {
-    let Some(rig) = Rig::with("btrfs", "0c0ffee0-6c1e-4d0c-9d2a-3f9d4e5a6b7c") else { return };
+    let Some(rig) = Rig::with("btrfs", "0c0ffee0-6c1e-4d0c-9d2a-3f9d4e5a6b7c", false) else {
+        return;
+    };
     rig.program("systemctl", "exit 0");
     let steps = rig.adopt(&["--json"]).json()["steps"].clone();
     let kinds: Vec<_> = steps.as_array().unwrap().iter().map(|step| &step["step"]).collect();
@@ -203,7 +272,7 @@ fn a_file_system_with_a_number_of_its_own_is_unmounted_first() {
     unmount(rig.point.to_str().unwrap());
     rig.sandbox.ztier(&["forget", &rig.name]).ok();
     // Its drop unmounts what is there.
-    ok(20, "mount", &[rig.disk.path(), rig.point.to_str().unwrap()]);
+    ok(20, "mount", &[&rig.disk, rig.point.to_str().unwrap()]);
 }
 
 #[test]
@@ -236,9 +305,9 @@ fn what_cannot_be_is_refused_with_the_reason() {
     let refused = |status: i32, says: &[&str]| {
         rig.adopt(&["--apply"]).refused(status, says);
     };
-    fs::write(&rig.fstab, format!("{} / ext4 defaults 0 1\n", rig.disk.path())).unwrap();
+    fs::write(&rig.fstab, format!("{} / ext4 defaults 0 1\n", &rig.disk)).unwrap();
     refused(2, &["is the root file system: the machine needs it before ztier can start"]);
-    fs::write(&rig.fstab, format!("{} /var ext4 defaults 0 1\n", rig.disk.path())).unwrap();
+    fs::write(&rig.fstab, format!("{} /var ext4 defaults 0 1\n", &rig.disk)).unwrap();
     refused(2, &["on /var is needed to boot"]);
     fs::write(&rig.fstab, &rig.text).unwrap();
     ok(60, "mkfs.ext4", &["-q", "-F", &rig.log]);

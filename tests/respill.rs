@@ -91,6 +91,11 @@ fn spilled(sandbox: &Sandbox) -> u64 {
     sandbox.status("vol")["stats"]["spilled_blocks"].as_u64().unwrap()
 }
 
+/// Blocks that were given up, by the counter that is there without a spill device, too.
+fn lost(sandbox: &Sandbox) -> u64 {
+    sandbox.status("vol")["stats"]["spill_lost_blocks"].as_u64().unwrap()
+}
+
 fn device(sandbox: &Sandbox) -> String {
     sandbox.status("vol")["spill"]["device"].as_str().unwrap_or("none").to_owned()
 }
@@ -340,6 +345,7 @@ fn a_device_that_died_below_a_volume_at_work() {
     sandbox.ztier(&[&replaced[..], &["--accept-loss"]].concat()).looked();
     let left = readable(&mut disk, 1);
     assert!((BLOCKS / 4..BLOCKS).contains(&left), "{left}");
+    assert_eq!(lost(&sandbox), BLOCKS - left);
     write(&mut disk, 2);
     check(&mut disk, 2);
     // None at all.
@@ -399,6 +405,7 @@ fn a_device_that_is_gone_when_the_volume_comes_up() {
     let mut disk = connect(&sandbox);
     let left = readable(&mut disk, 1);
     assert!((BLOCKS / 4..BLOCKS).contains(&left), "{left}");
+    assert_eq!(lost(&sandbox), BLOCKS - left);
     sandbox.ztier(&["set", "vol", &format!("spill={two}")]).ok();
     write(&mut disk, 2);
     check(&mut disk, 2);

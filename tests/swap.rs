@@ -12,7 +12,10 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use rustix::process::{Signal, kill_process};
 use std::ffi::c_void;
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use support::machine::{Turn, set, settings, swap_line};
 use support::sandbox::{Done, Sandbox, eventually, stop};
@@ -98,8 +101,30 @@ impl Pages {
                 x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 words.add(n).write(if n % 2 == 0 { x } else { 0 });
             }
-            madvise(start, Self::BYTES, Advice::LinuxPageOut).unwrap();
-            Self(start)
+            let pages = Self(start);
+            pages.out();
+            pages
+        }
+    }
+
+    fn out(&self) {
+        // SAFETY: the whole mapping; its content stays.
+        unsafe { madvise(self.0, Self::BYTES, Advice::LinuxPageOut).unwrap() };
+    }
+
+    /// Reads all of it and changes every second page, whose words of zero have the number of `round`.
+    fn check_and_change(&mut self, round: u64) {
+        // SAFETY: the whole mapping, which was filled, and to which there is no other reference.
+        let words = unsafe { std::slice::from_raw_parts_mut(self.0.cast(), Self::BYTES / 8) };
+        let mut x = 1_u64;
+        for (n, page) in words.chunks_exact_mut(512).enumerate() {
+            for pair in page.chunks_exact_mut(2) {
+                x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let changed = if n % 2 == 0 { round } else { 0 };
+                assert_eq!((pair[0], pair[1]), (x, changed), "page {n} in round {round}");
+                x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                pair[1] = if n % 2 == 0 { round + 1 } else { 0 };
+            }
         }
     }
 }
@@ -170,6 +195,81 @@ fn ballast_is_only_where_all_swap_is_ours_and_ends_before_swap() {
         sandbox.ztier(&["down", name, "--discard"]).ok();
     }
     drop((pages, again, turn));
+}
+
+/// Swaps memory out, in, and out again until it is dropped.
+struct User(Arc<AtomicBool>, Option<JoinHandle<u64>>);
+
+impl User {
+    fn begin() -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let until = Arc::clone(&over);
+        let run = move || {
+            let mut pages = Pages::swapped_out();
+            let mut round = 0;
+            while !until.load(Relaxed) {
+                pages.check_and_change(round);
+                pages.out();
+                round += 1;
+            }
+            round
+        };
+        Self(over, Some(thread::spawn(run)))
+    }
+
+    /// How often all of it was read and right.
+    fn end(mut self) -> u64 {
+        self.0.store(true, Relaxed);
+        self.1.take().unwrap().join().unwrap()
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+        let _ = self.1.take().map(JoinHandle::join);
+    }
+}
+
+#[test]
+fn swap_in_use_gets_another_spill_device_and_none() {
+    let (turn, sandbox) = (Turn::wait(), Sandbox::new());
+    let name = name("respill");
+    if up(&sandbox, &name, "128M").is_none() {
+        return;
+    }
+    let made = |file: &str| {
+        let path = sandbox.path().join(file);
+        let mut options = fs::OpenOptions::new();
+        let file = options.write(true).create_new(true).mode(0o600).open(&path).unwrap();
+        file.set_len(128 << 20).unwrap();
+        format!("spill={}", path.display())
+    };
+    let (one, two) = (made("one"), made("two"));
+    let set = |values: &[&str]| {
+        sandbox.ztier(&[&["set", &name], values].concat()).looked();
+    };
+    let spilled = || sandbox.status(&name)["stats"]["spilled_blocks"].as_u64().unwrap();
+    set(&["ram-limit=18M", &one]);
+    swapon(&sandbox, &name, &["--priority", "9"]).ok();
+    let users = [User::begin(), User::begin()];
+    eventually("memory is not enough", || spilled() > 1000);
+    for _ in 0..2 {
+        set(&[&two]);
+        eventually("that is used, too", || spilled() > 1000);
+        set(&["ram-limit=128M", "spill=none"]);
+        assert_eq!(spilled(), 0);
+        set(&[&one]);
+        set(&["ram-limit=18M"]);
+        eventually("so is the next one", || spilled() > 1000);
+    }
+    let rounds = users.map(User::end);
+    assert!(rounds.iter().all(|rounds| *rounds > 1), "{rounds:?}");
+    let status = sandbox.status(&name);
+    assert_eq!(status["stats"]["spill_lost_blocks"], 0, "{status}");
+    sandbox.ztier(&["swapoff", &name]).ok();
+    sandbox.ztier(&["down", &name, "--discard"]).ok();
+    drop(turn);
 }
 
 /// The nice value of each thread of a process, with the thread's name.

@@ -48,6 +48,13 @@ struct Check {
 }
 
 impl Check {
+    /// The hint of the error comes before `hint`.
+    fn of(what: &str, found: Result<String>, hint: &str) -> Self {
+        let known = found.as_ref().err().and_then(Error::remedy).map(str::to_owned);
+        let found = found.map_err(|e| e.text().to_owned());
+        Self::new(what, found, known.as_deref().unwrap_or(hint))
+    }
+
     fn new(what: &str, found: std::result::Result<String, String>, hint: &str) -> Self {
         let works = found.is_ok();
         Self {
@@ -206,18 +213,15 @@ fn checks() -> Vec<Check> {
             carries_swap(),
             "run as root; in a container, add these capabilities",
         ),
-        Check::new(
+        Check::of(
             "freed swap slots",
-            crate::daemon::freed_slots::available()
-                .map(|()| "the kernel can tell which".into())
-                .map_err(|e| e.to_string()),
+            crate::daemon::freed_slots::available().map(|()| "the kernel can tell which".into()),
             "a kernel with zswap, BTF and BPF; without, swap takes more memory",
         ),
-        Check::new(
+        Check::of(
             "news of dropped pages",
             crate::daemon::evicted::available()
-                .map(|()| "the kernel can tell, for --exclusive auto".into())
-                .map_err(|e| e.to_string()),
+                .map(|()| "the kernel can tell, for --exclusive auto".into()),
             "Linux 6.6 or newer with BTF and BPF; without, a cache also holds what the page cache has",
         ),
         Check::new("memory", Ok(memory()), ""),

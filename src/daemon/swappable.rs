@@ -1,13 +1,14 @@
 //! Anonymous memory of a companion process whose pages are to be swapped out, and what the kernel
 //! says of each page.
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::media::{Hint, Mapping};
+use crate::system::page_size;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 /// Bytes of a page.
-pub(super) const PAGE: usize = 4096;
+pub(super) const PAGE: usize = page_size::USUAL;
 /// In an entry of `/proc/self/pagemap`: the page is swapped out.
 const SWAPPED: u64 = 1 << 62;
 /// The bits of an entry with the number of the swap area; the slot's number follows.
@@ -46,11 +47,7 @@ impl Swappable {
     /// The kernel's pages are larger, there is no address space, or the kernel does not say where
     /// pages are.
     pub fn new(len: usize) -> Result<Self> {
-        let page = rustix::param::page_size();
-        if page != PAGE {
-            let text = format!("pages of this kernel have {page} bytes instead of {PAGE}");
-            return Err(Error::failure(text).hint("use a kernel with pages of 4096 bytes"));
-        }
+        page_size::usual()?;
         let pages = Mapping::anonymous(len.max(PAGE));
         let pages = pages.context("no address space for pages to swap out")?;
         let map = File::open("/proc/self/pagemap").context("cannot open /proc/self/pagemap")?;

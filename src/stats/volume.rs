@@ -173,6 +173,11 @@ pub struct Stats, sums Counts: i64 {
             => counter ms "ztier_recompression_seconds_total" "Time spent recompressing.";
         /// Whether a user asked for everything to be recompressed, and it is not done yet.
         recompressing: bool;
+        /// Blocks that were given up with a spill device since the daemon's start: reading them
+        /// fails until they are written or discarded.
+        spill_lost_blocks: u64 = count "lost with a spill device"
+            => counter "ztier_spill_lost_blocks_total"
+                "Blocks given up with a spill device: only that had them.";
     }
     Spill {
         /// Read requests to the spill device (historic: `BDevNumReads`).

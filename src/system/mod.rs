@@ -16,6 +16,7 @@ pub mod job;
 pub(crate) mod link;
 pub(crate) mod loopdev;
 pub(crate) mod mounts;
+pub(crate) mod page_size;
 pub mod reclaim;
 pub(crate) mod swap_areas;
 mod swaps;

@@ -14,6 +14,7 @@ use crate::system::bpf::btf::{Btf, Kind};
 use crate::system::bpf::code::{
     Code, GET_CURRENT_TASK, PROBE_READ_KERNEL, RINGBUF_DISCARD, RINGBUF_RESERVE, RINGBUF_SUBMIT,
 };
+use crate::system::page_size;
 
 /// Most pages of a folio that are copied, in about 70 µs; the page cache has few larger ones.
 const PAGES: i32 = 256;
@@ -89,12 +90,13 @@ impl Layout {
     /// # Errors
     /// It lacks something: it is too old, or made otherwise.
     pub fn of_kernel() -> Result<Self> {
+        page_size::usual()?;
         let btf = Btf::of_kernel()?;
         let offset = |structure, member| btf.offset(structure, member).map(|at| at as i16);
         let tracepoint = |name| btf.number(Kind::Typedef, name).map(Entry::Tracepoint);
         let descriptor = btf.size("page")?;
-        if !descriptor.is_power_of_two() || rustix::param::page_size() != PAGE as usize {
-            return Err(Error::failure("this kernel's pages are of another kind"));
+        if !descriptor.is_power_of_two() {
+            return Err(Error::failure("this kernel describes pages in another way"));
         }
         Ok(Self {
             mapping: offset("folio", "mapping")?,

@@ -11,6 +11,7 @@ use crate::ram::store::FreedBits;
 use crate::system::bpf::btf::{Btf, Kind};
 use crate::system::bpf::code::Code;
 use crate::system::bpf::{Entry, Program, array};
+use crate::system::page_size;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -75,6 +76,7 @@ impl News {
 /// # Errors
 /// This kernel has none of it.
 pub(super) fn functions() -> Result<[Entry; 2]> {
+    page_size::usual()?;
     let btf = Btf::of_kernel()?;
     let function = |name| btf.number(Kind::Function, name).map(Entry::Function);
     Ok([function("zswap_invalidate")?, function("zswap_swapoff")?])

@@ -405,6 +405,7 @@ impl Volume {
 
     fn with_spill(&self, stats: Stats) -> Stats {
         let (ram, store) = (&self.ram, self.ram.store());
+        let stats = Stats { spill_lost_blocks: ram.lost_below(), ..stats };
         let Some(counts) = ram.spill_counts() else { return stats };
         let failing = ram.spill_failures(|failures| super::drives::failing(Role::Spill, failures));
         let (slots, (bytes, blocks)) = (store.slots(), store.segments().live_below());
