@@ -94,6 +94,15 @@ need_cargo_deb() {
         die "cannot install cargo-deb; see the messages above"
 }
 
+# need_miri: the interpreter that finds undefined behaviour, where rustup can install it.
+need_miri() {
+    cargo +nightly miri --version >/dev/null 2>&1 && return
+    have rustup || return 0
+    say "installing: a nightly toolchain with miri"
+    timeout 300 rustup toolchain install nightly --profile minimal --component miri,rust-src >/dev/null 2>&1 ||
+        say "cannot install miri; going on without it"
+}
+
 # build_release: the program, optimised.
 build_release() {
     ztier=${CARGO_TARGET_DIR:-$root/target}/release/ztier

@@ -45,6 +45,7 @@ const ROOMS: [(&str, &[&str]); 2] =
 const UNSAFE: [&[&str]; 6] = [
     &[
         "media/mapping",
+        "media/interpreted",
         "media/part",
         "media/pool",
         "media/ring_buffers",

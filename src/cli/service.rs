@@ -4,12 +4,11 @@
 //! not there, is said in one line.
 
 use super::output;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::escape::join_lines;
-use crate::system::within;
+use crate::system::within::{self, Said};
 use std::fmt::Write;
-use std::io::Read;
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 /// The program.
@@ -35,7 +34,7 @@ impl Manager {
     pub fn find() -> Self {
         match call(&["is-system-running"], PATIENCE) {
             Err(_) => Self::Missing,
-            Ok(done) => match String::from_utf8_lossy(&done.stdout).trim() {
+            Ok(done) => match done.out.trim() {
                 "" | "offline" | "unknown" => Self::Installed,
                 _ => Self::Runs,
             },
@@ -118,7 +117,7 @@ fn systemctl(args: &[&str], limit: Duration) -> Result<()> {
     if done.status.success() {
         return Ok(());
     }
-    let said = join_lines(String::from_utf8_lossy(&done.stderr).trim());
+    let said = join_lines(done.err.trim());
     let error = Error::failure(format!("`{SYSTEMCTL} {}` failed: {said}", args.join(" ")));
     Err(match said.contains("does not exist") {
         true => error.hint("scripts/install or the Debian package installs ztier@.service"),
@@ -127,24 +126,10 @@ fn systemctl(args: &[&str], limit: Duration) -> Result<()> {
 }
 
 /// Calls `systemctl`, at most for `limit`.
-fn call(args: &[&str], limit: Duration) -> Result<Output> {
-    let what = || format!("cannot run `{SYSTEMCTL} {}`", args.join(" "));
+fn call(args: &[&str], limit: Duration) -> Result<Said> {
     let mut command = Command::new(SYSTEMCTL);
-    command.arg("--no-ask-password").args(args).env("LC_ALL", "C").stdin(Stdio::null());
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context(what())?;
-    let Some(status) = within::ended(&mut child, limit, |_| {}).context(what())? else {
-        let (args, seconds) = (args.join(" "), limit.as_secs());
-        return Err(Error::failure(format!("`{SYSTEMCTL} {args}` takes longer than {seconds} s")));
-    };
-    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-    // A few lines, which fit into a pipe.
-    if let Some(out) = &mut child.stdout {
-        out.take(64 << 10).read_to_end(&mut stdout).context(what())?;
-    }
-    if let Some(err) = &mut child.stderr {
-        err.take(64 << 10).read_to_end(&mut stderr).context(what())?;
-    }
-    Ok(Output { status, stdout, stderr })
+    command.arg("--no-ask-password").args(args).env("LC_ALL", "C");
+    within::said(&mut command, &format!("`{SYSTEMCTL} {}`", args.join(" ")), limit, |_| {})
 }
 
 #[cfg(test)]

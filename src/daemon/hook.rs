@@ -8,6 +8,7 @@
 use super::log;
 use crate::device::come_first;
 use crate::error::{Context, Error, Result};
+use crate::system::within;
 use parking_lot::{Condvar, Mutex};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::Write;
@@ -157,7 +158,7 @@ fn wait(child: &mut Child, stops: &dyn Fn() -> bool) -> Option<ExitStatus> {
             if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
                 let _ = kill_process_group(group, Signal::KILL); // it may have ended just now
             }
-            let _ = child.wait(); // it was killed
+            let _ = within::killed(child); // the system's errors end nothing here
             return None;
         }
         std::thread::sleep(LOOK);

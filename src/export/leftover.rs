@@ -13,13 +13,14 @@ use crate::system::holders::{backing_file, of_block_device};
 use crate::system::link::{device_of, is_device_of_ours};
 use crate::system::loopdev;
 use crate::system::mounts::{mounted_on, mounts, ours_on};
+use crate::system::within::said;
 use rustix::mount::{UnmountFlags, unmount};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -231,15 +232,10 @@ fn abort(point: &Path) {
 
 /// Unmounts as a user other than root; with `lazy` also while files in it are open.
 pub(super) fn fusermount(point: &Path, lazy: bool) -> Result<()> {
-    let status = Command::new("fusermount3")
-        .args(if lazy { ["-u", "-q", "-z", "--"].as_slice() } else { &["-u", "-q", "--"] })
-        .arg(point)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .context("cannot run fusermount3")?;
-    if status.success() || !mounts().iter().any(|m| m.point == point) {
+    let mut command = Command::new("fusermount3");
+    command.args(if lazy { ["-u", "-q", "-z", "--"].as_slice() } else { &["-u", "-q", "--"] });
+    let done = said(command.arg(point), "`fusermount3`", LIMIT, |_| {})?;
+    if done.status.success() || !mounts().iter().any(|m| m.point == point) {
         return Ok(());
     }
     Err(Error::failure(format!("cannot unmount {}: fusermount3 refused", point.display()))

@@ -10,10 +10,14 @@
 //! itself, which is what `MADV_REMOVE` does inside the kernel.
 
 use super::PAGE;
+#[cfg(miri)]
+use super::interpreted::{fallocate, seek};
 use super::mapping::{Hint, MappedFor, Mapping};
 use super::spares::Home;
 use crate::error::{Context, Result};
-use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::fs::{FallocateFlags, SeekFrom};
+#[cfg(not(miri))]
+use rustix::fs::{fallocate, seek};
 use rustix::io::Errno;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -180,11 +184,12 @@ impl Drop for Arena {
     }
 }
 
-#[cfg(all(test, not(miri)))]
+#[cfg(test)]
 mod tests {
     use super::super::Memory;
 
     #[test]
+    #[cfg(not(miri))]
     fn memory_comes_and_goes() {
         let arena = Memory::default().arena("test", 1 << 30).unwrap();
         arena.populate(1 << 20, 8192).unwrap();

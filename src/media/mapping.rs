@@ -4,12 +4,13 @@
 //! it hands out addresses only, so code that makes references of them answers for races; none of
 //! its own calls but [`Mapping::forget`] changes contents.
 
+#[cfg(miri)]
+use super::interpreted::{madvise, mlock, mlock_with, mmap, mmap_anonymous, munmap};
 use rustix::fd::AsFd;
 use rustix::io::Result;
-use rustix::mm::{
-    Advice, MapFlags, MlockFlags, ProtFlags, madvise, mlock, mlock_with, mmap, mmap_anonymous,
-    munmap,
-};
+use rustix::mm::{Advice, MapFlags, MlockFlags, ProtFlags};
+#[cfg(not(miri))]
+use rustix::mm::{madvise, mlock, mlock_with, mmap, mmap_anonymous, munmap};
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -212,7 +213,7 @@ impl Drop for Mapping {
     }
 }
 
-#[cfg(all(test, not(miri)))]
+#[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
@@ -251,6 +252,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(not(miri))]
     fn what_is_shared_is_the_file_s() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(2 * PAGE as u64).unwrap();

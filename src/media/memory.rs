@@ -9,12 +9,16 @@
 //! - a set that was taken over makes no files: if one is missing, or has not the size that is asked
 //!   for, the set is another version's.
 
+#[cfg(miri)]
+use super::interpreted::{ftruncate, memfd_create};
 use super::spares::{Home, Spares};
 use super::{Arena, PAGE};
 use crate::error::{Context, Error, Result};
 use crate::remedy;
 use parking_lot::Mutex;
-use rustix::fs::{MemfdFlags, Mode, OFlags, fstat, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, Mode, OFlags, fstat};
+#[cfg(not(miri))]
+use rustix::fs::{ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag,

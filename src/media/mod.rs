@@ -16,6 +16,8 @@ mod file_drive;
 mod flushes;
 mod holder;
 mod identity;
+#[cfg(miri)]
+mod interpreted;
 pub mod ioctls;
 mod layers;
 mod loops;

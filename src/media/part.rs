@@ -61,7 +61,7 @@ impl<K> DerefMut for Part<K> {
     }
 }
 
-#[cfg(all(test, not(miri), not(shuttle)))]
+#[cfg(all(test, not(shuttle)))]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::super::Memory;

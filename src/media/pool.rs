@@ -104,7 +104,7 @@ impl Drop for Frame {
     }
 }
 
-#[cfg(all(test, not(miri)))]
+#[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;

@@ -170,7 +170,7 @@ impl RingBuffers {
     }
 }
 
-#[cfg(all(test, not(miri), not(shuttle)))]
+#[cfg(all(test, not(shuttle)))]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::super::Memory;
@@ -253,6 +253,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(not(miri))]
     fn memory_goes_when_nothing_is_lent() {
         let mut ring = ring(1 << 20);
         let (_, mut buffer) = ring.lend(1 << 20).unwrap();

@@ -14,9 +14,9 @@ use crate::error::{Context, Error, Result};
 use crate::escape::join_lines;
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 /// The use of a device, with all settings that it needs.
@@ -103,8 +103,10 @@ pub const END_ALONE: Duration = Duration::from_secs(4 * 3600);
 /// Interval between calls of `progress`.
 const TELL: Duration = Duration::from_secs(1);
 
-/// Directories of system programs; `""` stands for `PATH`.
-const DIRS: [&str; 3] = ["", "/usr/sbin/", "/sbin/"];
+/// Directories of system programs, beside those of `PATH`.
+const DIRS: [&str; 2] = ["/usr/sbin", "/sbin"];
+/// Characters of a failed program's words that an error has.
+const SAID: usize = 4 << 10;
 
 /// Starts the use of `device`. Formats it first if it is `empty` (or its content is not needed);
 /// otherwise keeps its content. New swap space has `swap` bytes, at most the size of the device.
@@ -301,7 +303,8 @@ fn run(
 ) -> Result<()> {
     let what = || format!("{program} {}", on.display());
     progress(&what());
-    let mut child = start(program, args, on)?;
+    let mut command = Command::new(find(program)?);
+    command.args(args.0).arg(on).args(args.1).env("LC_ALL", "C");
     let mut tell = TELL;
     let look = |time| {
         if time >= tell {
@@ -309,42 +312,25 @@ fn run(
             tell += TELL;
         }
     };
-    let Some(status) = within::ended(&mut child, limit, look).context(what())? else {
-        let seconds = limit.as_secs();
-        return Err(Error::failure(format!("{} takes longer than {seconds} s", what())));
-    };
+    let done = within::said(&mut command, &what(), limit, look)?;
     // With status 1, e2fsck reports that it corrected something.
-    if status.success() || (program == "e2fsck" && status.code() == Some(1)) {
+    if done.status.success() || (program == "e2fsck" && done.status.code() == Some(1)) {
         return Ok(());
     }
-    let mut said = String::new();
-    if let Some(errors) = &mut child.stderr {
-        // The output only helps to explain; the failure is known without it.
-        let _ = errors.take(4 << 10).read_to_string(&mut said);
-    }
-    Err(Error::failure(format!("{} failed ({status}): {}", what(), join_lines(&said))))
+    let said = join_lines(&done.err.chars().take(SAID).collect::<String>());
+    Err(Error::failure(format!("{} failed ({}): {said}", what(), done.status)))
 }
 
-fn start(program: &str, args: (&[&str], &[&str]), on: &Path) -> Result<Child> {
-    for dir in DIRS {
-        let started = Command::new(format!("{dir}{program}"))
-            .args(args.0)
-            .arg(on)
-            .args(args.1)
-            .env("LC_ALL", "C")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn();
-        match started {
-            Err(e) if e.kind() == ErrorKind::NotFound => {}
-            done => return done.context(format!("cannot run {program}")),
-        }
-    }
-    Err(Error::failure(format!("there is no {program}")).hint(match program {
-        "mkfs.ext4" | "e2fsck" => "install e2fsprogs",
-        _ => "install util-linux",
-    }))
+/// The program's file.
+fn find(program: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let dirs = std::env::split_paths(&path).chain(DIRS.map(PathBuf::from));
+    dirs.map(|dir| dir.join(program)).find(|file| file.is_file()).ok_or_else(|| {
+        Error::failure(format!("there is no {program}")).hint(match program {
+            "mkfs.ext4" | "e2fsck" => "install e2fsprogs",
+            _ => "install util-linux",
+        })
+    })
 }
 
 #[cfg(test)]

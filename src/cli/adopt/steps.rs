@@ -9,9 +9,8 @@ use crate::error::{Context, Error, Result};
 use crate::escape::join_lines;
 use crate::system::fstab::{Entry, Fstab};
 use crate::system::within;
-use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 /// The table of file systems.
@@ -171,26 +170,11 @@ fn this_program(args: &[String]) -> Result<()> {
 fn call(program: &str, args: &[String]) -> Result<()> {
     let short = program.rsplit('/').next().unwrap_or(program);
     let shown = format!("`{short} {}`", args.join(" "));
-    let what = || format!("cannot run {shown}");
     let mut command = Command::new(program);
-    command.args(args).env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::null());
-    let mut child = command.stderr(Stdio::piped()).spawn().context(what())?;
-    let Some(status) = within::ended(&mut child, PATIENCE, |_| {}).context(what())? else {
-        let seconds = PATIENCE.as_secs();
-        return Err(Error::failure(format!("{shown} takes longer than {seconds} s")));
-    };
-    let mut said = Vec::new();
-    if !status.success()
-        && let Some(err) = &mut child.stderr
-    {
-        // A few lines, which fit into a pipe.
-        err.take(64 << 10).read_to_end(&mut said).context(what())?;
-    }
-    match status.success() {
+    command.args(args).env("LC_ALL", "C");
+    let done = within::said(&mut command, &shown, PATIENCE, |_| {})?;
+    match done.status.success() {
         true => Ok(()),
-        false => {
-            let said = join_lines(String::from_utf8_lossy(&said).trim());
-            Err(Error::failure(format!("{shown} failed: {said}")))
-        }
+        false => Err(Error::failure(format!("{shown} failed: {}", join_lines(done.err.trim())))),
     }
 }
