@@ -165,6 +165,16 @@ fn links_lead_somewhere() {
     assert!(wrong.is_empty(), "{}", wrong.join("; "));
 }
 
+/// As many as are read before a decision.
+const README_WORDS: usize = 700;
+
+#[test]
+fn the_first_page_is_short() {
+    let readme = fs::read_to_string(project().join("README.md")).unwrap();
+    let words = readme.split_whitespace().count();
+    assert!(words <= README_WORDS, "README.md has {words} words, more than {README_WORDS}");
+}
+
 #[test]
 fn the_index_lists_every_document() {
     let index = fs::read_to_string(project().join("docs/README.md")).unwrap();

@@ -112,7 +112,7 @@ impl Pages {
         unsafe { madvise(self.0, Self::BYTES, Advice::LinuxPageOut).unwrap() };
     }
 
-    /// Reads all of it and changes every second page, whose words of zero have the number of `round`.
+    /// Reads all and changes every second page, whose words of zero have the number of `round`.
     fn check_and_change(&mut self, round: u64) {
         // SAFETY: the whole mapping, which was filled, and to which there is no other reference.
         let words = unsafe { std::slice::from_raw_parts_mut(self.0.cast(), Self::BYTES / 8) };

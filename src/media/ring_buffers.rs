@@ -211,6 +211,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(not(miri))]
     fn what_was_not_taken_back_is_found() {
         let memory = Memory::default();
         let mut ring = RingBuffers::new(memory.arena("test", 64 * ALIGN).unwrap(), &[]).unwrap();
