@@ -49,7 +49,7 @@ pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
     let shown = node::block(id);
     // A process in the middle of a request cannot release the device before that request fails.
     let held = holders::of_block_device(&shown);
-    if let Some(holder) = held.iter().find(|h| !force && !h.starts_with("process")) {
+    if let Some(holder) = holders::lasting(&held).filter(|_| !force) {
         // A holder that waits for a daemon that never comes cannot release it either.
         return Err(loopdev::in_use(&shown, holder).hint(remedy::HELD_UNSERVED));
     }

@@ -14,7 +14,7 @@ pub(crate) use attach::open_control;
 pub(super) use attach::{attach, grow};
 pub(super) use queue::tune;
 
-use super::holders::{backing_file, of_block_device};
+use super::holders::{backing_file, lasting, of_block_device};
 use crate::error::{Context, Error, Result};
 use crate::media::ioctls;
 use rustix::fd::OwnedFd;
@@ -119,8 +119,7 @@ fn claim(device: &Path, deadline: Instant) -> Result<OwnedFd> {
             Err(e) => return Err(e).context(format!("cannot open {}", device.display())),
         }
         // A mount stays; a probing process soon closes the device.
-        let holders = of_block_device(device);
-        let lasting = holders.iter().any(|h| !h.starts_with("process"));
+        let lasting = lasting(&of_block_device(device)).is_some();
         if lasting || Instant::now() >= deadline {
             return Err(held(device));
         }
