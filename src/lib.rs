@@ -44,6 +44,7 @@ pub mod media;
 pub mod error;
 pub mod escape;
 pub mod intervals;
+pub mod patience;
 pub mod places;
 mod planted;
 pub mod private;

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a file made here never has another mode than 0600 (a directory: 0700), not even
 //! between two system calls; a umask only removes permissions, and the mode is set again
-//! afterwards.
+//! afterwards. Only [`replace_dressed`] can give a whole file another one.
 
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
@@ -58,9 +58,24 @@ fn open(path: &Path, flags: OFlags) -> io::Result<File> {
 /// # Errors
 /// A system call fails; then the old file is still there, or the new one is and is not durable.
 pub fn replace(path: &Path, new: &Path, content: &[u8], sync: bool) -> io::Result<()> {
+    replace_dressed(path, new, content, sync, |_| Ok(()))
+}
+
+/// As [`replace`], but `dress` may give the new file another mode or owner before it is there.
+///
+/// # Errors
+/// As [`replace`]; or `dress` fails, then the old file is still there.
+pub fn replace_dressed(
+    path: &Path,
+    new: &Path,
+    content: &[u8],
+    sync: bool,
+    dress: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<()> {
     let write = || {
         let mut file = create(new)?;
         file.write_all(content)?;
+        dress(&file)?;
         if sync {
             file.sync_all()?;
         }
@@ -69,9 +84,17 @@ pub fn replace(path: &Path, new: &Path, content: &[u8], sync: bool) -> io::Resul
     // Report the first error; a half-written file is useless.
     write().inspect_err(|_| drop(fs::remove_file(new)))?;
     match path.parent().filter(|_| sync) {
-        Some(dir) => File::open(dir)?.sync_all(),
+        Some(dir) => sync_directory(dir),
         None => Ok(()),
     }
+}
+
+/// Makes the names in `dir` durable.
+///
+/// # Errors
+/// A system call fails.
+pub fn sync_directory(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
 }
 
 /// Makes `dir` and missing directories above it. An existing directory is unchanged.

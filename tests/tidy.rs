@@ -25,10 +25,11 @@ const LAYERS: [&[&str]; 9] = [
 /// Modules that use no other of their layer: the engines, and the base of front-ends.
 const APART: [&str; 6] = ["device", "system", "cache", "log", "object", "ram"];
 /// Modules beside the layers: every module may use them, and they use no layer.
-const BESIDE: [&str; 10] = [
+const BESIDE: [&str; 11] = [
     "error",
     "escape",
     "intervals",
+    "patience",
     "places",
     "planted",
     "private",

@@ -11,10 +11,11 @@ use crate::daemon::state::{self, Lock, State};
 use crate::daemon::{self, Found};
 use crate::error::{Error, Result};
 use crate::export::Leftover;
+use crate::patience::eventually;
 use crate::remedy;
 use clap::Args;
 use serde_json::json;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long the daemon may take to answer at all.
 const PATIENCE_TO_ANSWER: Duration = Duration::from_secs(10);
@@ -174,18 +175,12 @@ impl Down {
         let (discard, force, drain) = (self.discard, self.force, self.drain);
         let request = Request::Down { discard, force, drain };
         let ended = Client::new(&files.control).ask(&request, PATIENCE)?;
-        let deadline = Instant::now() + PATIENCE_TO_EXIT;
-        while Lock::is_held(&files) {
-            if Instant::now() >= deadline {
-                return Err(Error::busy(format!(
-                    "volume `{}` is stopped, but its daemon does not end",
-                    self.name()
-                ))
-                .hint(format!("see `ztier list`, then `ztier down {}` again", self.name())));
-            }
-            std::thread::sleep(Duration::from_millis(5));
+        if eventually(PATIENCE_TO_EXIT, Duration::from_millis(5), || !Lock::is_held(&files)) {
+            return Ok(ended);
         }
-        Ok(ended)
+        let name = self.name();
+        let text = format!("volume `{name}` is stopped, but its daemon does not end");
+        Err(Error::busy(text).hint(format!("see `ztier list`, then `ztier down {name}` again")))
     }
 
     /// Takes the volume `name` down, with or without a daemon, and prints nothing. Discards its

@@ -6,9 +6,9 @@ use crate::config::export::Address;
 use crate::daemon::survey::Survey;
 use crate::error::{Context, Result};
 use crate::metrics::{self, PATIENCE, Scrape, Server};
+use crate::private;
 use clap::{Args, ValueHint};
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -60,12 +60,32 @@ fn replace(file: &Path, text: &str) -> Result<()> {
     // The collector reads every file that ends with .prom.
     name.push(format!(".{}.new", std::process::id()));
     let new = file.with_file_name(name);
-    let write = || {
-        let mut to = File::create(&new)?;
-        to.write_all(text.as_bytes())?;
-        // The collector mostly runs as another user.
-        to.set_permissions(fs::Permissions::from_mode(0o644))?;
-        fs::rename(&new, file)
-    };
-    write().inspect_err(|_| drop(fs::remove_file(&new))).context(what())
+    // The collector mostly runs as another user.
+    let dress = |to: &File| to.set_permissions(Permissions::from_mode(0o644));
+    private::replace_dressed(file, &new, text.as_bytes(), false, dress).context(what())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    #[test]
+    fn all_users_can_read_it_and_a_link_in_its_way_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let [file, other] = ["ztier.prom", "other"].map(|name| dir.path().join(name));
+        replace(&file, "old").unwrap();
+        let mode = fs::metadata(&file).unwrap().mode() & 0o7777;
+        assert_eq!((mode, fs::read_to_string(&file).unwrap().as_str()), (0o644, "old"));
+        fs::write(&other, "mine").unwrap();
+        let new = dir.path().join(format!("ztier.prom.{}.new", std::process::id()));
+        symlink(&other, &new).unwrap();
+        assert!(replace(&file, "new").is_err());
+        assert_eq!(fs::read_to_string(&other).unwrap(), "mine");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "old");
+        replace(&file, "new").unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+    }
 }

@@ -84,13 +84,8 @@ fn text(status: &control::Status) -> String {
         return passthrough(status, backing);
     }
     let (plan, stats) = (&status.plan, &status.stats);
-    let mut rows = vec![
-        ("volume", plan.name.clone()),
-        ("state", state(stats)),
-        ("open", status.endpoints.join(" ")),
-        ("held by", holders(status)),
-        ("export", plan.export.kind().into()),
-        ("size", human(plan.size_bytes)),
+    let mut rows = head(status);
+    rows.extend([
         ("stored", stored(stats)),
         (
             "memory",
@@ -111,7 +106,7 @@ fn text(status: &control::Status) -> String {
         ),
         ("segments", format!("{} of {}", stats.segments, exact(plan.segment_bytes.into()))),
         ("recompress", format!("{}: {}", recompress(plan.recompress), together(stats))),
-    ];
+    ]);
     rows.extend(adapting::rows(status));
     if let Some(spill) = &plan.spill {
         rows.extend(spilled(stats, spill, plan.segment_bytes));
@@ -132,6 +127,19 @@ fn text(status: &control::Status) -> String {
         rows.extend(warning.map(|text| ("WARNING", text)));
     }
     output::pairs(&rows)
+}
+
+/// The first rows of each volume.
+fn head(status: &control::Status) -> Vec<(&'static str, String)> {
+    let plan = &status.plan;
+    vec![
+        ("volume", plan.name.clone()),
+        ("state", state(&status.stats)),
+        ("open", status.endpoints.join(" ")),
+        ("held by", holders(status)),
+        ("export", plan.export.kind().into()),
+        ("size", human(plan.size_bytes)),
+    ]
 }
 
 /// How the swap area on `device` is used; `None` if there is none.
@@ -268,16 +276,8 @@ fn daemon_of(status: &control::Status) -> String {
 
 /// The text for a passthrough volume.
 fn passthrough(status: &control::Status, backing: &Path) -> String {
-    let mut rows = vec![
-        ("volume", status.plan.name.clone()),
-        ("state", state(&status.stats)),
-        ("open", status.endpoints.join(" ")),
-        ("held by", holders(status)),
-        ("export", status.plan.export.kind().into()),
-        ("size", human(status.plan.size_bytes)),
-        ("backing", backing.display().to_string()),
-        ("log", "none".into()),
-    ];
+    let mut rows = head(status);
+    rows.extend([("backing", backing.display().to_string()), ("log", "none".into())]);
     rows.extend(status.stats.object.iter().flat_map(in_store));
     rows.push(("cache", cache(&status.stats)));
     rows.extend(adapting::rows(status));
@@ -357,13 +357,8 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
             errors(&status.stats)
         ),
     };
-    let mut rows = vec![
-        ("volume", status.plan.name.clone()),
-        ("state", state(&status.stats)),
-        ("open", status.endpoints.join(" ")),
-        ("held by", holders(status)),
-        ("export", status.plan.export.kind().into()),
-        ("size", human(status.plan.size_bytes)),
+    let mut rows = head(status);
+    rows.extend([
         ("backing", plan.backing.display().to_string()),
         ("log", plan.log.display().to_string()),
         ("log used", format!("{} of {} segments", log.segments_used, log.segments)),
@@ -381,7 +376,7 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
         ("commits", commits(log)),
         ("index", human(log.index_bytes)),
         ("cache", cache(&status.stats)),
-    ];
+    ]);
     rows.extend(status.stats.object.iter().flat_map(in_store));
     rows.extend(adapting::rows(status));
     rows.push(("errors", health));

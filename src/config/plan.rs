@@ -147,30 +147,48 @@ impl Plan {
         let buffers = buffers(kind, threads);
         let range =
             Range::in_memory(size_bytes, segment_bytes, settings.spill_drive().is_some(), buffers);
-        let (ram_limit_bytes, ram_auto) = Given::of(settings).resolve(&range)?;
+        let limit = Given::of(settings).resolve(&range)?;
         let spill = spill(settings)?;
         let export = export(volume, settings, kind, paths)?;
         Ok(Self {
+            segment_bytes,
+            recompress: recompress(settings),
+            spill,
+            usage: usage::resolve(settings, &export)?,
+            ..Self::base(volume, settings, (size_bytes, limit), export, threads)
+        })
+    }
+
+    /// A plan with the settings that all volumes have, and nothing of any one kind. It has the
+    /// given size and limit.
+    fn base(
+        volume: &str,
+        settings: &Settings,
+        (size_bytes, (ram_limit_bytes, ram_auto)): (u64, (u64, Option<Bounds>)),
+        export: Export,
+        threads: u32,
+    ) -> Self {
+        Self {
             name: volume.to_owned(),
             size_bytes,
             ram_limit_bytes,
             ram_auto,
-            exclusive: Exclusive::Off,
-            segment_bytes,
+            segment_bytes: DEFAULT_SEGMENT,
             sector_bytes: settings.sector,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
-            recompress: recompress(settings),
-            usage: usage::resolve(settings, &export)?,
+            recompress: Recompress::Off,
             export,
             threads,
             log: None,
             backing: None,
+            exclusive: Exclusive::Off,
             take_over: false,
             abandon_log: false,
-            spill,
+            spill: None,
+            usage: None,
             job: None,
             on_event: None,
-        })
+        }
     }
 
     /// The limits that the volume can have.
@@ -329,27 +347,16 @@ impl Plan {
         let plan = LogPlan::of(settings, log.clone(), backing.clone())?;
         let segment_bytes = check_segment(settings)?;
         let pair = device::Pair::new(log, backing, segment_bytes, paths.state.clone());
-        let (ram_limit_bytes, ram_auto) = cache_limit(settings)?;
+        let limit = cache_limit(settings)?;
+        let size_bytes = pair.size()?;
+        let exclusive = exclusive(settings, kind)?;
+        let export = export(volume, settings, kind, paths)?;
+        let threads = check_threads(settings, 2)?;
         Ok(Self {
-            name: volume.to_owned(),
-            size_bytes: pair.size()?,
-            ram_limit_bytes,
-            ram_auto,
-            exclusive: exclusive(settings, kind)?,
+            exclusive,
             segment_bytes,
-            sector_bytes: settings.sector,
-            algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
-            recompress: Recompress::Off,
-            export: export(volume, settings, kind, paths)?,
-            threads: check_threads(settings, 2)?,
             log: Some(plan),
-            backing: None,
-            take_over: false,
-            abandon_log: false,
-            spill: None,
-            usage: None,
-            job: None,
-            on_event: None,
+            ..Self::base(volume, settings, (size_bytes, limit), export, threads)
         })
     }
 
@@ -369,27 +376,15 @@ impl Plan {
             )
             .hint("leave out size, segment and algorithm"));
         }
-        let (ram_limit_bytes, ram_auto) = cache_limit(settings)?;
+        let limit = cache_limit(settings)?;
+        let size_bytes = device::PassthroughVolume::size_of(&backing)?;
+        let exclusive = exclusive(settings, kind)?;
+        let export = export(volume, settings, kind, paths)?;
+        let threads = check_threads(settings, WAITING_THREADS)?;
         Ok(Self {
-            name: volume.to_owned(),
-            size_bytes: device::PassthroughVolume::size_of(&backing)?,
-            ram_limit_bytes,
-            ram_auto,
-            exclusive: exclusive(settings, kind)?,
-            segment_bytes: DEFAULT_SEGMENT,
-            sector_bytes: settings.sector,
-            algorithm: Algorithm::Lz4,
-            recompress: Recompress::Off,
-            export: export(volume, settings, kind, paths)?,
-            threads: check_threads(settings, WAITING_THREADS)?,
-            log: None,
             backing: Some(backing),
-            take_over: false,
-            abandon_log: false,
-            spill: None,
-            usage: None,
-            job: None,
-            on_event: None,
+            exclusive,
+            ..Self::base(volume, settings, (size_bytes, limit), export, threads)
         })
     }
 
@@ -428,31 +423,24 @@ impl Plan {
             }
         };
         check_size(size_bytes)?;
-        let (ram_limit_bytes, ram_auto) = cache_limit(settings)?;
+        let limit = cache_limit(settings)?;
         let log = match log {
             Some(log) => Some(LogPlan::of(settings, full(log)?, store.to_owned())?),
             None => None,
         };
+        let exclusive = exclusive(settings, kind)?;
+        let (segment_bytes, least) = match &log {
+            Some(_) => (check_segment(settings)?, 2),
+            None => (DEFAULT_SEGMENT, WAITING_THREADS),
+        };
+        let export = export(volume, settings, kind, paths)?;
+        let threads = check_threads(settings, least)?;
         Ok(Self {
-            name: volume.to_owned(),
-            size_bytes,
-            ram_limit_bytes,
-            ram_auto,
-            exclusive: exclusive(settings, kind)?,
-            segment_bytes: if log.is_some() { check_segment(settings)? } else { DEFAULT_SEGMENT },
-            sector_bytes: settings.sector,
-            algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
-            recompress: Recompress::Off,
-            export: export(volume, settings, kind, paths)?,
-            threads: check_threads(settings, if log.is_some() { 2 } else { WAITING_THREADS })?,
+            exclusive,
+            segment_bytes,
             backing: log.is_none().then(|| store.to_owned()),
             log,
-            take_over: false,
-            abandon_log: false,
-            spill: None,
-            usage: None,
-            job: None,
-            on_event: None,
+            ..Self::base(volume, settings, (size_bytes, limit), export, threads)
         })
     }
 }

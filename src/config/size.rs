@@ -111,17 +111,20 @@ pub fn exact(bytes: u64) -> String {
     bytes.to_string()
 }
 
+/// `value` in the first of the `units` in which it has at most three digits before the point, or in
+/// the last one. Each unit is `step` of the one before.
+pub fn scaled<'a>(mut value: f64, step: f64, units: &[&'a str]) -> (f64, &'a str) {
+    let mut n = 0;
+    while value >= 999.5 && n + 1 < units.len() {
+        value /= step;
+        n += 1;
+    }
+    (value, units[n])
+}
+
 /// `bytes` for people: three digits and a unit, `2.71 GiB`, `640 KiB`, `17 B`.
 pub fn human(bytes: u64) -> String {
-    let mut value = bytes as f64;
-    let mut unit = "B";
-    for next in ["KiB", "MiB", "GiB", "TiB"] {
-        if value < 999.5 {
-            break;
-        }
-        value /= 1024.0;
-        unit = next;
-    }
+    let (value, unit) = scaled(bytes as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB"]);
     let digits = match value {
         _ if value.fract() == 0.0 || value >= 99.95 => 0,
         _ if value >= 9.995 => 1,

@@ -9,8 +9,10 @@ use super::protocol::{
     Envelope, LONGEST_REQUEST, Reply, Request, Word, boot_ms, receive_next, receive_whole, send,
 };
 use crate::error::{Error, Result};
+use crate::patience::readable;
 use crate::places::{Heard, Place};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -63,7 +65,10 @@ impl<'a> Asking<'a> {
 
     /// Whether the caller has hung up.
     pub fn is_gone(&self) -> bool {
-        self.polled(PollFlags::empty(), Duration::ZERO).intersects(PollFlags::HUP | PollFlags::ERR)
+        let mut looked = [PollFd::new(self.place.socket(), PollFlags::empty())];
+        let at_once = Timespec::default();
+        let done = retry_on_intr(|| poll(&mut looked, Some(&at_once)));
+        done.is_ok() && looked[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
 
     /// Asks the caller whether it still wants the request: everything is checked, and nothing was
@@ -124,15 +129,6 @@ impl<'a> Asking<'a> {
 
     /// Whether the caller sends anything or hangs up within `patience`.
     fn says(&self, patience: Duration) -> bool {
-        !self.polled(PollFlags::IN, patience).is_empty()
-    }
-
-    fn polled(&self, flags: PollFlags, patience: Duration) -> PollFlags {
-        let mut fds = [PollFd::new(self.place.socket(), flags)];
-        let patience = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
-        match rustix::io::retry_on_intr(|| poll(&mut fds, Some(&patience))) {
-            Ok(_) => fds[0].revents(),
-            Err(_) => PollFlags::empty(),
-        }
+        readable(self.place.socket(), Instant::now() + patience).unwrap_or(false)
     }
 }

@@ -9,8 +9,7 @@
 use super::itself;
 use crate::device::come_first;
 use crate::error::{Context, Error, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::retry_on_intr;
+use crate::patience::{eventually, readable};
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -66,17 +65,14 @@ impl Companion {
     /// # Errors
     /// The process is gone, or does not answer in time.
     pub fn answer(&mut self) -> Result<u64> {
-        let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
-        let mut looked = [PollFd::new(&self.answers, PollFlags::IN)];
-        match retry_on_intr(|| poll(&mut looked, Some(&patience))) {
-            Ok(0) => {
-                let (what, seconds) = (self.what, PATIENCE.as_secs());
-                return Err(Error::failure(format!("{what} does not answer for {seconds} s")));
-            }
-            looked => looked.context(format!("cannot wait for {}", self.what))?,
-        };
+        let what = self.what;
+        let answers = readable(&self.answers, Instant::now() + PATIENCE);
+        if !answers.context(format!("cannot wait for {what}"))? {
+            let seconds = PATIENCE.as_secs();
+            return Err(Error::failure(format!("{what} does not answer for {seconds} s")));
+        }
         let mut answer = [0; 8];
-        self.answers.read_exact(&mut answer).context(format!("{} is gone", self.what))?;
+        self.answers.read_exact(&mut answer).context(format!("{what} is gone"))?;
         Ok(u64::from_ne_bytes(answer))
     }
 }
@@ -84,10 +80,8 @@ impl Companion {
 impl Drop for Companion {
     fn drop(&mut self) {
         let _ = self.child.kill(); // it may have ended
-        let until = Instant::now() + END;
-        while !matches!(self.child.try_wait(), Ok(Some(_)) | Err(_)) && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let ended = || !matches!(self.child.try_wait(), Ok(None));
+        eventually(END, Duration::from_millis(1), ended);
     }
 }
 

@@ -9,12 +9,13 @@ use super::{hook, log};
 use crate::control::VolumeEvent;
 use crate::error::{Context, Result};
 use crate::escape::escape;
+use crate::patience::eventually;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The most events that wait for the program.
 const WAITING: usize = 16;
@@ -54,10 +55,8 @@ impl EventHook {
     /// Runs the program for the events until the end, which the history has. It is killed if that
     /// takes longer than [`END`], or at once if this process must not wait.
     pub fn end(self, waits: bool) {
-        let until = Instant::now() + if waits { END } else { Duration::ZERO };
-        while !self.thread.is_finished() && Instant::now() < until {
-            std::thread::sleep(hook::LOOK);
-        }
+        let most = if waits { END } else { Duration::ZERO };
+        eventually(most, hook::LOOK, || self.thread.is_finished());
         self.stops.store(true, Ordering::Release);
         let _ = self.thread.join(); // the thread returns nothing
     }

@@ -20,11 +20,12 @@ use crate::device::{Device, Serving};
 use crate::error::{Error, Result};
 use crate::escape::escape;
 use crate::export::Leftover;
+use crate::patience::eventually;
 use crate::system::usage;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How long a process that only checks the lock may hold it.
 pub const LOOKERS: Duration = Duration::from_millis(300);
@@ -303,12 +304,8 @@ fn wait(running: &Arc<Running>, inbox: &Receiver<Event>, presence: &mut Presence
 
 /// Closes the volume's drives once no other thread has the volume: a thread that just answered may.
 fn let_go(volume: Arc<dyn Serving>) {
-    let until = Instant::now() + ANSWERED;
-    while Arc::strong_count(&volume) > 1 {
-        if Instant::now() >= until {
-            return log::line("a thread still has the volume: its drives stay open until the end");
-        }
-        std::thread::sleep(ANSWERED / 1000);
+    if !eventually(ANSWERED, ANSWERED / 1000, || Arc::strong_count(&volume) == 1) {
+        log::line("a thread still has the volume: its drives stay open until the end");
     }
 }
 

@@ -10,6 +10,7 @@ use crate::config::paths::VolumeFiles;
 use crate::control::{Client, Request, Version};
 use crate::error::{Error, Result, Status};
 use crate::export::Leftover;
+use crate::patience::eventually;
 use crate::remedy;
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
@@ -118,12 +119,5 @@ pub fn end(files: &VolumeFiles, process: &Process, progress: &dyn Fn(&str)) -> R
 /// Waits until no process holds the volume's lock, for `patience` at most. Returns whether none
 /// does.
 fn released(files: &VolumeFiles, patience: Duration) -> bool {
-    let deadline = Instant::now() + patience;
-    while Lock::is_held(files) {
-        if Instant::now() >= deadline {
-            return false;
-        }
-        std::thread::sleep(LOOK);
-    }
-    true
+    eventually(patience, LOOK, || !Lock::is_held(files))
 }

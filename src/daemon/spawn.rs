@@ -13,6 +13,7 @@ use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan};
 use crate::control::{Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive_next, send};
 use crate::error::{Context, Error, Result};
+use crate::patience::eventually;
 use crate::private;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
@@ -322,12 +323,9 @@ fn end(child: &mut Child, goes_on: bool) {
             let _ = kill_process(pid, signal); // the daemon may have ended just now
         }
         let wait = if signal.is_none() { Duration::from_millis(500) } else { PATIENCE_TO_END };
-        let deadline = Instant::now() + wait;
-        while Instant::now() < deadline {
-            if !matches!(child.try_wait(), Ok(None)) {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(5));
+        let ended = || !matches!(child.try_wait(), Ok(None));
+        if eventually(wait, Duration::from_millis(5), ended) {
+            return;
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::config::{Paths, Plan, Usage};
 use crate::control::{Client, Request};
 use crate::error::{Context, Error, Result};
 use crate::export::Leftover;
+use crate::patience::eventually;
 use crate::private;
 use crate::remedy;
 use crate::system::usage;
@@ -283,10 +284,7 @@ pub fn reach(paths: &Paths, name: &str) -> Found {
     }
     let Some(daemon) = Process::of(&files).filter(Process::restores) else { return found };
     daemon.signal(RESTORE);
-    let deadline = Instant::now() + DYING;
-    while !whole() && Lock::is_held(&files) && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    eventually(DYING, Duration::from_millis(5), || whole() || !Lock::is_held(&files));
     find(paths, name)
 }
 

@@ -11,13 +11,13 @@ use super::signals::Event;
 use super::state;
 use super::using;
 use crate::config::size::human;
-use crate::config::{Ballast, Plan, Usage};
+use crate::config::{Plan, Usage};
 use crate::control::{Asking, Swapon, Swapping};
 use crate::error::{Error, Result};
 use crate::media::{Access, FileDrive, Signature};
 use crate::remedy;
 use crate::system::reclaim::make_present;
-use crate::system::usage::{self, Room, SlotNews, Tuned};
+use crate::system::usage::{self, Room, Tuned};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::path::Path;
 use std::sync::mpsc::SyncSender;
@@ -86,16 +86,7 @@ impl Running {
         let usage = match usage {
             Some(usage @ Usage::Swap { .. }) => usage,
             // A user has made it swap by hand.
-            None if usage::is_swap(&device) => Usage::Swap {
-                priority: NO_PRIORITY,
-                page_cluster: None,
-                swappiness: None,
-                tuned: Vec::new(),
-                ballast: Ballast::Off,
-                freed_slots: SlotNews::Off,
-                on_full: None,
-                forced: false,
-            },
+            None if usage::is_swap(&device) => Usage::bare_swap(NO_PRIORITY, false),
             _ => {
                 return Err(Error::busy(format!("volume `{name}` is not swap"))
                     .hint(format!("`ztier swapon {name}` makes it that")));

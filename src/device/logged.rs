@@ -9,7 +9,7 @@ use super::counters::{Accounts, Counters};
 use super::drives::{self, Alarm};
 use super::front::{Engine, Front};
 use super::record::{Book, Record, common};
-use super::split::{Piece, Zeroed, each, each_mut};
+use super::split::{Piece, Split, each, each_mut};
 use super::stored;
 use crate::BLOCK_SIZE;
 use crate::cache::Cached;
@@ -501,13 +501,13 @@ impl Engine for LogChannel {
     fn zero(&mut self, offset: u64, len: u64, _keep: bool) -> std::result::Result<(), IoError> {
         self.volume.refuse_over(Action::Zero, offset)?;
         let logged = &self.volume.logged;
-        let zeroed = Zeroed::new(offset, len);
-        for (block, bytes) in zeroed.parts.into_iter().flatten() {
+        let Split { blocks, parts } = Split::new(offset, len);
+        for (block, bytes) in parts.into_iter().flatten() {
             logged.modify(&mut self.io, block, |b| b[bytes.clone()].fill(0))?;
         }
-        match zeroed.blocks {
-            blocks if blocks.is_empty() => Ok(()),
-            blocks => Ok(logged.discard(blocks.start, blocks.end - blocks.start)?),
+        match blocks.is_empty() {
+            true => Ok(()),
+            false => Ok(logged.discard(blocks.start, blocks.end - blocks.start)?),
         }
     }
 

@@ -11,6 +11,7 @@ use super::drives::{self, Alarm};
 use super::front::{Engine, Front};
 use super::object_setup::{self, StoreOptions};
 use super::record::{Book, Record};
+use super::split::Split;
 use crate::BLOCK_SIZE;
 use crate::cache::Cached;
 use crate::error::{Context, Error, Result};
@@ -293,60 +294,44 @@ struct PassthroughChannel {
     page: Box<[u8; BLOCK_SIZE]>,
 }
 
-/// Splits a range into the bytes before its whole blocks, the whole blocks, and the bytes behind.
-fn parts(range: Range<u64>) -> (Range<u64>, Range<u64>, Range<u64>) {
-    let first = range.start.next_multiple_of(BLOCK).min(range.end);
-    let last = (range.end / BLOCK * BLOCK).max(first);
-    (range.start..first, first..last, last..range.end)
+/// The place of `bytes` in a buffer whose first byte is at `offset`.
+fn within(offset: u64, bytes: &Range<u64>) -> Range<usize> {
+    (bytes.start - offset) as usize..(bytes.end - offset) as usize
 }
 
 impl PassthroughChannel {
     fn read_parts(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DriveError> {
-        let (head, whole, tail) = parts(offset..offset + buf.len() as u64);
+        let split = Split::new(offset, buf.len() as u64);
         let backing = &self.volume.backing;
-        for part in [&head, &tail] {
-            if !part.is_empty() {
-                backing.read(part.start / BLOCK * BLOCK, &mut self.page[..])?;
-                let within = (part.start % BLOCK) as usize;
-                let len = (part.end - part.start) as usize;
-                let at = (part.start - offset) as usize;
-                buf[at..at + len].copy_from_slice(&self.page[within..within + len]);
-            }
+        for (block, bytes) in split.parts.iter().flatten() {
+            let at = block * BLOCK;
+            backing.read(at, &mut self.page[..])?;
+            let part = at + bytes.start as u64..at + bytes.end as u64;
+            buf[within(offset, &part)].copy_from_slice(&self.page[bytes.clone()]);
         }
-        if whole.is_empty() {
-            return Ok(());
-        }
-        let (from, to) = ((whole.start - offset) as usize, (whole.end - offset) as usize);
-        backing.read(whole.start, &mut buf[from..to])
+        let Some(whole) = split.whole() else { return Ok(()) };
+        backing.read(whole.start, &mut buf[within(offset, &whole)])
     }
 
     fn write_parts(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError> {
-        let (head, whole, tail) = parts(offset..offset + data.len() as u64);
-        for part in [&head, &tail] {
-            if !part.is_empty() {
-                let bytes = (part.start - offset) as usize..(part.end - offset) as usize;
-                self.volume.write_part(part.start, &data[bytes])?;
-            }
+        let split = Split::new(offset, data.len() as u64);
+        for (block, bytes) in split.parts.iter().flatten() {
+            let at = block * BLOCK + bytes.start as u64;
+            let part = at..at + bytes.len() as u64;
+            self.volume.write_part(at, &data[within(offset, &part)])?;
         }
-        if whole.is_empty() {
-            return Ok(());
-        }
+        let Some(whole) = split.whole() else { return Ok(()) };
         let _shared = self.volume.share(&whole);
-        let (from, to) = ((whole.start - offset) as usize, (whole.end - offset) as usize);
-        self.volume.backing.write(whole.start, &data[from..to])
+        self.volume.backing.write(whole.start, &data[within(offset, &whole)])
     }
 
     fn zero_parts(&mut self, offset: u64, len: u64) -> Result<(), DriveError> {
-        let (head, whole, tail) = parts(offset..offset + len);
-        for part in [&head, &tail] {
-            if !part.is_empty() {
-                let zeros = &[0; BLOCK_SIZE][..(part.end - part.start) as usize];
-                self.volume.write_part(part.start, zeros)?;
-            }
+        let split = Split::new(offset, len);
+        for (block, bytes) in split.parts.iter().flatten() {
+            let at = block * BLOCK + bytes.start as u64;
+            self.volume.write_part(at, &[0; BLOCK_SIZE][bytes.clone()])?;
         }
-        if whole.is_empty() {
-            return Ok(());
-        }
+        let Some(whole) = split.whole() else { return Ok(()) };
         let _shared = self.volume.share(&whole);
         self.volume.backing.zero(whole.start, whole.end - whole.start)
     }
@@ -388,24 +373,5 @@ impl Engine for PassthroughChannel {
 
     fn leave(&mut self, counters: &Arc<Counters>) {
         self.volume.accounts.leave(counters);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_range_is_whole_blocks_and_what_is_around_them() {
-        for (range, expected) in [
-            (0..4096, (0..0, 0..4096, 4096..4096)),
-            (100..200, (100..200, 200..200, 200..200)),
-            (100..4096, (100..4096, 4096..4096, 4096..4096)),
-            (100..9000, (100..4096, 4096..8192, 8192..9000)),
-            (4096..5000, (4096..4096, 4096..4096, 4096..5000)),
-            (4000..4200, (4000..4096, 4096..4096, 4096..4200)),
-        ] {
-            assert_eq!(parts(range.clone()), expected, "{range:?}");
-        }
     }
 }

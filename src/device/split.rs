@@ -59,16 +59,16 @@ pub fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
     })
 }
 
-/// A range to zero.
+/// A range as its whole blocks and what is around them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Zeroed {
+pub struct Split {
     /// The whole blocks of the range.
     pub blocks: Range<u64>,
     /// The partial blocks at its ends: the block, and the bytes of it in the range.
     pub parts: [Option<(u64, Range<usize>)>; 2],
 }
 
-impl Zeroed {
+impl Split {
     /// The range of `len` bytes from `offset` on.
     pub fn new(offset: u64, len: u64) -> Self {
         let end = offset + len;
@@ -83,6 +83,12 @@ impl Zeroed {
         }
         let parts = [part(offset, first * BLOCK), part(last * BLOCK, end)];
         Self { blocks: first..last, parts }
+    }
+
+    /// The bytes of the whole blocks; `None` without any.
+    pub fn whole(&self) -> Option<Range<u64>> {
+        let Range { start, end } = self.blocks;
+        (start < end).then_some(start * BLOCK..end * BLOCK)
     }
 }
 
@@ -143,11 +149,10 @@ mod tests {
         }
 
         #[test]
-        fn what_is_zeroed_is_the_range(offset in 0u64..1 << 20, len in 0u64..1 << 15) {
-            let zeroed = Zeroed::new(offset, len);
-            let whole = zeroed.blocks.start * BLOCK..zeroed.blocks.end * BLOCK;
-            let mut ranges = vec![whole];
-            for (block, bytes) in zeroed.parts.into_iter().flatten() {
+        fn a_split_range_is_the_range(offset in 0u64..1 << 20, len in 0u64..1 << 15) {
+            let split = Split::new(offset, len);
+            let mut ranges: Vec<_> = split.whole().into_iter().collect();
+            for (block, bytes) in split.parts.into_iter().flatten() {
                 prop_assert!(!bytes.is_empty() && bytes.end <= BLOCK_SIZE);
                 prop_assert!(bytes.len() < BLOCK_SIZE);
                 ranges.push(block * BLOCK + bytes.start as u64..block * BLOCK + bytes.end as u64);

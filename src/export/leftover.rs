@@ -9,7 +9,7 @@
 use super::Leftover;
 use super::ublk;
 use crate::error::{Context, Error, Result};
-use crate::system::holders::{backing_file, of_block_device};
+use crate::system::holders::{backing_file, lasting, of_block_device};
 use crate::system::link::{device_of, is_device_of_ours};
 use crate::system::loopdev;
 use crate::system::mounts::{mounted_on, mounts, ours_on};
@@ -178,7 +178,7 @@ fn absent_is_fine(done: std::io::Result<()>) -> std::io::Result<()> {
 
 fn remove_loop(device: &Path, backing: &Path) -> Result<()> {
     // Refused before the connection is cut: a holder of the device may still save something.
-    if let Some(holder) = of_block_device(device).iter().find(|h| !h.starts_with("process")) {
+    if let Some(holder) = lasting(&of_block_device(device)) {
         return Err(loopdev::in_use(device, holder));
     }
     if let Some(point) = backing.parent() {

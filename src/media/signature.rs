@@ -16,7 +16,7 @@ use super::drive::{ALIGN, Drive};
 use super::file_drive::FileDrive;
 use crate::error::{Context, Error, Result};
 use crate::escape::join_lines;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use crate::patience::readable;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fmt;
 use std::process::{Child, Command, Output, Stdio};
@@ -136,15 +136,7 @@ fn finish(mut child: Child) -> Result<Output> {
 fn ends(child: &Child, patience: Duration) -> Result<bool> {
     let pid = Pid::from_child(child);
     let handle = pidfd_open(pid, PidfdFlags::empty()).context("cannot watch blkid")?;
-    let deadline = Instant::now() + patience;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        match poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&left)) {
-            Err(rustix::io::Errno::INTR) => {}
-            found => return Ok(found.context("cannot watch blkid")? > 0),
-        }
-    }
+    readable(&handle, Instant::now() + patience).context("cannot watch blkid")
 }
 
 /// Parses `NAME=value` lines. Only content counts, not a partition's entry in its table.

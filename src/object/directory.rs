@@ -8,7 +8,7 @@
 
 use super::store::{Failure, ROOT, Store, Tag, Trouble};
 use crate::error::{Context, Error, Result as Checked};
-use crate::private;
+use crate::private::{self, sync_directory};
 use bytes::Bytes;
 use rapidhash::v3::{DEFAULT_RAPID_SECRETS, rapidhash_v3_micro_inline};
 use rustix::fs::{FlockOperation, flock};
@@ -146,10 +146,6 @@ impl Directory {
             _ => self.failed("read", key, e),
         }
     }
-}
-
-fn sync_directory(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
 }
 
 fn tag(content: &[u8]) -> Tag {

@@ -5,10 +5,11 @@
 
 use crate::error::{Context, Error, Result};
 use crate::media::mounts::unescape;
+use crate::private;
 use std::fs::{self, File, Permissions};
 use std::io::{ErrorKind, Write};
 use std::ops::Range;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 /// Lets the machine boot without the device.
@@ -96,7 +97,8 @@ impl Fstab {
             let made = File::options().write(true).create_new(true).open(&path);
             let done = made.and_then(|mut file| {
                 file.write_all(self.text.as_bytes())?;
-                self.dress(&file, &path)
+                self.dress(&file)?;
+                file.sync_all()
             });
             match done {
                 Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
@@ -116,28 +118,17 @@ impl Fstab {
         name.into()
     }
 
-    /// Gives a new file owner and mode of the old one, and makes it durable.
-    fn dress(&self, file: &File, path: &Path) -> std::io::Result<()> {
-        if let Ok(old) = fs::metadata(&self.path) {
-            chown(path, Some(old.uid()), Some(old.gid()))?;
-            file.set_permissions(Permissions::from_mode(old.mode() & 0o7777))?;
-        }
-        file.sync_all()
+    /// Gives a new file owner and mode of the old one.
+    fn dress(&self, file: &File) -> std::io::Result<()> {
+        let Ok(old) = fs::metadata(&self.path) else { return Ok(()) };
+        fchown(file, Some(old.uid()), Some(old.gid()))?;
+        file.set_permissions(Permissions::from_mode(old.mode() & 0o7777))
     }
 
     fn write(&self, text: &str) -> std::io::Result<()> {
         let new = self.beside(".ztier-new");
-        let write = || {
-            let mut file = File::create(&new)?;
-            file.write_all(text.as_bytes())?;
-            self.dress(&file, &new)?;
-            fs::rename(&new, &self.path)
-        };
-        write().inspect_err(|_| drop(fs::remove_file(&new)))?;
-        match self.path.parent() {
-            Some(dir) => File::open(dir)?.sync_all(),
-            None => Ok(()),
-        }
+        let dress = |file: &File| self.dress(file);
+        private::replace_dressed(&self.path, &new, text.as_bytes(), true, dress)
     }
 }
 

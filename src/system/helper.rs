@@ -13,7 +13,7 @@
 
 use super::loopdev;
 use crate::error::{Context, Error, Result, Status};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use crate::patience::readable;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -134,13 +134,8 @@ fn delegate(program: &Path, task: &Task) -> Result<String> {
 /// All output of a helper; `None` if it does not end in time.
 fn listen(mut out: ChildStdout, deadline: Instant) -> Option<Vec<u8>> {
     let mut text = Vec::new();
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec::try_from(left).ok().filter(|_| !left.is_zero())?;
-        let ready = poll(&mut [PollFd::new(&out, PollFlags::IN)], Some(&timeout));
-        if matches!(ready, Ok(0) | Err(rustix::io::Errno::INTR)) {
-            continue;
-        }
+    // Where waiting fails, the read waits.
+    while readable(&out, deadline).unwrap_or(true) {
         let mut part = [0; 512];
         match out.read(&mut part) {
             Ok(n) if n > 0 && text.len() < LONGEST => text.extend_from_slice(&part[..n]),
@@ -148,6 +143,7 @@ fn listen(mut out: ChildStdout, deadline: Instant) -> Option<Vec<u8>> {
             _ => return Some(text),
         }
     }
+    None
 }
 
 /// Ends a late helper. It may wait in the kernel until its request is answered.

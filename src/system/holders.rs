@@ -38,6 +38,12 @@ pub(crate) fn of_block_device(device: &Path) -> Vec<String> {
     held.into_iter().collect()
 }
 
+/// The first of `holders` that stays until a user ends it. A process may only look for a moment, as
+/// those do that probe new devices.
+pub(crate) fn lasting(holders: &[String]) -> Option<&String> {
+    holders.iter().find(|holder| !holder.starts_with("process"))
+}
+
 /// Whether the kernel swaps to `device`.
 pub fn is_swap(device: &Path) -> bool {
     swaps().iter().any(|s| is_same_device(s, device))
@@ -206,5 +212,12 @@ mod tests {
     fn what_does_not_exist_has_no_holders() {
         assert_eq!(of_block_device(Path::new("/dev/loop-none")), Vec::<String>::new());
         assert_eq!(backing_file(Path::new("/dev/loop-none")), None);
+    }
+
+    #[test]
+    fn a_process_may_only_look() {
+        let held = ["process 1 (blkid)", "swap"].map(str::to_owned);
+        assert_eq!(lasting(&held), Some(&held[1]));
+        assert_eq!(lasting(&held[..1]), None);
     }
 }

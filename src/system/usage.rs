@@ -56,6 +56,23 @@ pub enum Usage {
     },
 }
 
+impl Usage {
+    /// Swap that sets nothing of the machine and has nothing beside it: of a device that a user has
+    /// made swap, or that is only to end as such.
+    pub fn bare_swap(priority: i32, forced: bool) -> Self {
+        Self::Swap {
+            priority,
+            page_cluster: None,
+            swappiness: None,
+            tuned: Vec::new(),
+            ballast: Ballast::Off,
+            freed_slots: SlotNews::Off,
+            on_full: None,
+            forced,
+        }
+    }
+}
+
 /// When a swap area has ballast.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

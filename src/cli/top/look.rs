@@ -2,6 +2,7 @@
 
 use super::paint::{Line, Style};
 use crate::cli::output;
+use crate::config::size::scaled;
 
 /// How a screen may look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,30 +79,15 @@ impl Look {
     pub fn latency(&self, ns: Option<u64>) -> String {
         let Some(ns) = ns else { return "-".into() };
         let micro = if self.unicode { "µs" } else { "us" };
-        let mut value = ns as f64;
-        let mut unit = "ns";
-        for next in [micro, "ms", "s"] {
-            if value < 999.5 {
-                break;
-            }
-            value /= 1000.0;
-            unit = next;
-        }
+        let (value, unit) = scaled(ns as f64, 1000.0, &["ns", micro, "ms", "s"]);
         let digits = usize::from(unit != "ns" && value < 9.95);
         format!("{value:.digits$}{unit}")
     }
 }
 
 /// A number in at most five columns: `0`, `7.3`, `512`, `12.3k`.
-pub fn short(mut value: f64) -> String {
-    let mut unit = "";
-    for next in ["k", "M", "G", "T"] {
-        if value < 999.5 {
-            break;
-        }
-        value /= 1000.0;
-        unit = next;
-    }
+pub fn short(value: f64) -> String {
+    let (value, unit) = scaled(value, 1000.0, &["", "k", "M", "G", "T"]);
     let whole = unit.is_empty() && (value >= 9.95 || value.fract() == 0.0);
     let digits = usize::from(!whole && value < 99.95);
     format!("{value:.digits$}{unit}")
@@ -109,15 +95,7 @@ pub fn short(mut value: f64) -> String {
 
 /// Bytes in at most five columns: `0`, `4.0K`, `512M`, by powers of 1024.
 pub fn bytes(bytes: f64) -> String {
-    let mut value = bytes;
-    let mut unit = "";
-    for next in ["K", "M", "G", "T"] {
-        if value < 999.5 {
-            break;
-        }
-        value /= 1024.0;
-        unit = next;
-    }
+    let (value, unit) = scaled(bytes, 1024.0, &["", "K", "M", "G", "T"]);
     let digits = usize::from(!unit.is_empty() && value < 9.95);
     format!("{value:.digits$}{unit}")
 }

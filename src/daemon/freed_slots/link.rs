@@ -12,6 +12,7 @@ use crate::daemon::companion::Companion;
 use crate::daemon::swappable::{PAGE, Slot};
 use crate::device::{Request, Serving};
 use crate::error::{Context, Error, Result};
+use crate::patience::eventually;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -62,7 +63,7 @@ fn show(volume: &Arc<dyn Serving>, name: &str, news: &News, stop: &AtomicBool) -
         let word = news.bits().get((**slot / 64) as usize);
         word.load(Ordering::Acquire) >> (**slot % 64) & 1 == 1
     };
-    eventually(stop, || slots.iter().filter(is_set).count() >= PAGES / 4)
+    in_time(stop, || slots.iter().filter(is_set).count() >= PAGES / 4)
         .ok_or_else(|| Error::failure("the kernel does not tell which slots it frees"))
 }
 
@@ -104,7 +105,7 @@ fn compare(
             let read = Request::Read { offset, buf: &mut buf };
             channel.submit(read, Instant::now()).is_ok() && buf == page(number, n)
         };
-        eventually(stop, &mut is_there).ok_or_else(elsewhere)?;
+        in_time(stop, &mut is_there).ok_or_else(elsewhere)?;
     }
     Ok(())
 }
@@ -114,13 +115,11 @@ fn elsewhere() -> Error {
 }
 
 /// Waits until `is_so`; `None` if that takes too long, or `stop` is set.
-fn eventually(stop: &AtomicBool, mut is_so: impl FnMut() -> bool) -> Option<()> {
-    let until = Instant::now() + PATIENCE;
-    while !is_so() {
-        if Instant::now() >= until || stop.load(Ordering::Acquire) {
-            return None;
-        }
-        std::thread::sleep(LOOK);
-    }
-    Some(())
+fn in_time(stop: &AtomicBool, mut is_so: impl FnMut() -> bool) -> Option<()> {
+    let mut found = false;
+    eventually(PATIENCE, LOOK, || {
+        found = is_so();
+        found || stop.load(Ordering::Acquire)
+    });
+    found.then_some(())
 }

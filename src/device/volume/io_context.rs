@@ -5,7 +5,7 @@
 use crate::BLOCK_SIZE;
 use crate::GROUP;
 use crate::device::contract::{DataMover, IoError, Way};
-use crate::device::split::{Piece, Zeroed, each, each_mut};
+use crate::device::split::{Piece, Split, each, each_mut};
 use crate::ram::Ram;
 use crate::ram::store::Session;
 use crate::ram::store::index::LEAF;
@@ -103,15 +103,15 @@ impl IoContext {
         len: u64,
         keep: bool,
     ) -> Result<(), IoError> {
-        let zeroed = Zeroed::new(offset, len);
-        let mut at = zeroed.blocks.start;
-        while at < zeroed.blocks.end {
-            at = match self.zero_leaves(ram, at..zeroed.blocks.end, keep) {
+        let Split { blocks, parts } = Split::new(offset, len);
+        let mut at = blocks.start;
+        while at < blocks.end {
+            at = match self.zero_leaves(ram, at..blocks.end, keep) {
                 Some(next) => next,
-                None => self.zero_within_leaf(ram, at..zeroed.blocks.end, keep),
+                None => self.zero_within_leaf(ram, at..blocks.end, keep),
             };
         }
-        for (block, bytes) in zeroed.parts.into_iter().flatten() {
+        for (block, bytes) in parts.into_iter().flatten() {
             if !ram.store().entry(&self.session, block).is_hole() {
                 self.modify(ram, block, |b| b[bytes.clone()].fill(0))?;
             }

@@ -198,7 +198,7 @@ impl FuseLoop {
         let deadline = Instant::now() + LOOKERS_WAIT;
         loop {
             let held = self.holders();
-            let lasting = held.iter().find(|h| !h.starts_with("process"));
+            let lasting = holders::lasting(&held);
             match lasting.or(held.first()) {
                 Some(h) if lasting.is_some() || Instant::now() >= deadline => {
                     return Err(loopdev::in_use(self.shown_as(), h));

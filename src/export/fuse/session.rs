@@ -8,6 +8,7 @@ use super::file::{BlockFile, FILE};
 use crate::error::{Context, Error, Result};
 use crate::export::leftover::fusermount;
 use crate::media::mounts::SOURCE;
+use crate::patience::eventually;
 use crate::system::mounts::ours_on;
 use fuser::{BackgroundSession, Config, MountOption, Notifier, Session};
 use rustix::io::Errno;
@@ -66,15 +67,11 @@ impl Mounted {
             self.unmount_point()?;
         }
         let Some(session) = self.session.take() else { return Ok(()) };
-        let deadline = Instant::now() + JOIN_WAIT;
-        while !session.guard.is_finished() {
-            if Instant::now() >= deadline {
-                return Err(Error::failure(format!(
-                    "{} is unmounted, but requests in it don't end",
-                    self.point.display()
-                )));
-            }
-            std::thread::sleep(Duration::from_millis(2));
+        if !eventually(JOIN_WAIT, Duration::from_millis(2), || session.guard.is_finished()) {
+            return Err(Error::failure(format!(
+                "{} is unmounted, but requests in it don't end",
+                self.point.display()
+            )));
         }
         session.join().context(format!("serving {} ended badly", self.point.display()))
     }

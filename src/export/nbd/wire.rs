@@ -11,9 +11,10 @@
 //!   clients share; a client that holds up others by it is cut off.
 
 use super::share::{Part, SEND_AT, Share, Shares};
+use crate::patience::readable;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, sockopt};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -184,7 +185,11 @@ impl Input {
         let most = if large { missing } else { AHEAD.min(self.buffer.len() - self.end) };
         let flags = if large { RecvFlags::WAITALL } else { RecvFlags::empty() };
         if let Some(deadline) = self.deadline {
-            wait_readable(self.socket.as_fd(), deadline)?;
+            match readable(&self.socket, deadline) {
+                Ok(true) => {}
+                Ok(false) => return Err(Hangup::Refused),
+                Err(e) => return Err(Hangup::System(e)),
+            }
         }
         let target = &mut self.buffer[self.end..self.end + most];
         let n = loop {
@@ -199,22 +204,6 @@ impl Input {
         self.arrived = Instant::now();
         self.end += n;
         Ok(true)
-    }
-}
-
-/// Waits for bytes (or the end of the connection), but not beyond `deadline`.
-fn wait_readable(socket: BorrowedFd<'_>, deadline: Instant) -> Outcome<()> {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout =
-            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-        match poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&timeout)) {
-            Ok(0) => return Err(Hangup::Refused),
-            Ok(_) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(e) => return Err(Hangup::System(e)),
-        }
     }
 }
 

@@ -282,7 +282,7 @@ impl Ublk {
         loop {
             let claimed = node::claim(&device);
             let held = self.holders();
-            let lasting = held.iter().find(|h| !h.starts_with("process"));
+            let lasting = holders::lasting(&held);
             match (lasting.or(held.first()), claimed) {
                 (None, Ok(node)) => return Ok(Some(node)),
                 (None, Err(e)) if is_gone(e) && !node::exists(&device) => return Ok(None),

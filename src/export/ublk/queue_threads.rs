@@ -7,12 +7,13 @@ use super::io_slot::Shape;
 use super::queue::{Queue, Remains};
 use crate::device::Device;
 use crate::error::{Context, Error, Result};
+use crate::patience::eventually;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long requests that are being served may take to end.
 const LAST: Duration = Duration::from_secs(10);
@@ -72,11 +73,9 @@ impl Drop for QueueThreads {
     fn drop(&mut self) {
         // If the write fails, the bell rings already.
         let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
-        let deadline = Instant::now() + LAST;
+        let ended = || self.threads.iter().all(|thread| thread.is_finished());
+        eventually(LAST, Duration::from_millis(1), ended);
         for thread in self.threads.drain(..) {
-            while !thread.is_finished() && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(1));
-            }
             // A late thread waits for a drive; it ends with the process.
             if thread.is_finished() {
                 // Join the thread first, then drop what remains. A panic has ended the process.

@@ -9,7 +9,7 @@ use super::{LIMIT, doctor, node};
 use crate::error::{Context, Error, Result};
 use crate::export::leftover::within;
 use crate::remedy;
-use crate::system::usage::{self, Ballast, SlotNews, Usage};
+use crate::system::usage::{self, Usage};
 use crate::system::{holders, loopdev};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
     let shown = node::block(id);
     // A process in the middle of a request cannot release the device before that request fails.
     let held = holders::of_block_device(&shown);
-    if let Some(holder) = held.iter().find(|h| !force && !h.starts_with("process")) {
+    if let Some(holder) = holders::lasting(&held).filter(|_| !force) {
         // A holder that waits for a daemon that never comes cannot release it either.
         return Err(loopdev::in_use(&shown, holder).hint(remedy::HELD_UNSERVED));
     }
@@ -72,16 +72,7 @@ pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
 /// name it, and the kernel would go on using it. Reads of pages that are still swapped out then
 /// fail.
 fn end_swap(shown: &Path) {
-    let usage = Usage::Swap {
-        priority: 0,
-        page_cluster: None,
-        swappiness: None,
-        tuned: Vec::new(),
-        ballast: Ballast::Off,
-        freed_slots: SlotNews::Off,
-        on_full: None,
-        forced: true,
-    };
+    let usage = Usage::bare_swap(0, true);
     let device = shown.to_owned();
     // The device goes even if this fails.
     let _ = within(SWAP_WAIT, move || usage::end(&usage, &device));

@@ -6,13 +6,14 @@
 use super::{Completion, FAREWELL, Op, Submission};
 use crate::error::{Context, Result};
 use crate::media::drive::{Drive, DriveError};
+use crate::patience::eventually;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SendError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The most threads: more requests at once would gain nothing.
 const THREADS_MAX: u32 = 8;
@@ -89,14 +90,10 @@ impl Drop for Pool {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         self.jobs = None;
-        let deadline = Instant::now() + FAREWELL;
-        for thread in self.threads.drain(..) {
-            while !thread.is_finished() && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            if thread.is_finished() {
-                let _ = thread.join();
-            }
+        let ended = || self.threads.iter().all(|thread| thread.is_finished());
+        eventually(FAREWELL, Duration::from_millis(1), ended);
+        for thread in self.threads.drain(..).filter(|thread| thread.is_finished()) {
+            let _ = thread.join();
         }
     }
 }

@@ -14,9 +14,10 @@ pub(crate) use attach::open_control;
 pub(super) use attach::{attach, grow};
 pub(super) use queue::tune;
 
-use super::holders::{backing_file, of_block_device};
+use super::holders::{backing_file, lasting, of_block_device};
 use crate::error::{Context, Error, Result};
 use crate::media::ioctls;
+use crate::patience::eventually;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -76,7 +77,6 @@ pub(crate) fn detach(device: &Path, file: &Path) -> Result<()> {
         partitions::read(device);
         return Err(e);
     }
-    let deadline = Instant::now() + DETACH_WAIT;
     match ioctls::detach_loop(&node) {
         Ok(()) | Err(Errno::NXIO) => {} // another process has detached it
         Err(e) => return Err(e).context(format!("cannot detach {}", device.display())),
@@ -84,15 +84,13 @@ pub(crate) fn detach(device: &Path, file: &Path) -> Result<()> {
     drop(node);
     // The kernel detaches at the last close, which a reader that opened the device meanwhile
     // delays.
-    while backing_file(device).is_some_and(|b| b == file) {
-        if Instant::now() >= deadline {
-            keep(device);
-            partitions::read(device);
-            return Err(held(device));
-        }
-        std::thread::sleep(Duration::from_millis(5));
+    let is_free = || backing_file(device).is_none_or(|b| b != file);
+    if eventually(DETACH_WAIT, Duration::from_millis(5), is_free) {
+        return Ok(());
     }
-    Ok(())
+    keep(device);
+    partitions::read(device);
+    Err(held(device))
 }
 
 /// Restores the readahead, which a loop device keeps for its next user. Best effort. Writes below
@@ -119,8 +117,7 @@ fn claim(device: &Path, deadline: Instant) -> Result<OwnedFd> {
             Err(e) => return Err(e).context(format!("cannot open {}", device.display())),
         }
         // A mount stays; a probing process soon closes the device.
-        let holders = of_block_device(device);
-        let lasting = holders.iter().any(|h| !h.starts_with("process"));
+        let lasting = lasting(&of_block_device(device)).is_some();
         if lasting || Instant::now() >= deadline {
             return Err(held(device));
         }
