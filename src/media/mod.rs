@@ -34,7 +34,7 @@ mod sector;
 mod signature;
 mod spares;
 mod stable_id;
-mod sysfs;
+pub(crate) mod sysfs;
 mod transfer;
 mod words;
 

@@ -3,6 +3,7 @@
 //!
 //! Invariant: nothing here touches a mounted file system, so that nothing hangs on a dead server.
 
+use super::sysfs;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
@@ -57,11 +58,11 @@ impl MountEntry {
     pub fn parse(line: &str) -> Option<Self> {
         let (left, right) = line.split_once(" - ")?;
         let mut left = left.split(' ').skip(2);
-        let (major, minor) = left.next()?.split_once(':')?;
+        let device = sysfs::numbers(left.next()?)?;
         let point = left.nth(1)?;
         let mut right = right.split(' ');
         Some(Self {
-            device: (major.parse().ok()?, minor.parse().ok()?),
+            device,
             point: unescape(point),
             kind: right.next()?.to_owned(),
             source: unescape(right.next()?),
