@@ -34,6 +34,7 @@ mod sector;
 mod signature;
 mod spares;
 mod stable_id;
+pub mod swap_areas;
 pub(crate) mod sysfs;
 mod transfer;
 mod words;

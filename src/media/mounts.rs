@@ -1,5 +1,4 @@
-//! The mounts and the swap areas: `/proc/self/mountinfo` and `/proc/swaps`, as the kernel writes
-//! them.
+//! The mounts: `/proc/self/mountinfo`, as the kernel writes it.
 //!
 //! Invariant: nothing here touches a mounted file system, so that nothing hangs on a dead server.
 
@@ -95,13 +94,6 @@ pub fn mount_of<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<&'a MountEn
     let above = mounts.iter().filter(|m| path.starts_with(&m.point));
     // Of several mounts at one point, only the last one is visible.
     above.max_by_key(|m| m.point.components().count())
-}
-
-/// The devices and files that the kernel swaps to.
-pub(super) fn swaps() -> Vec<PathBuf> {
-    let text = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
-    let first = |line: &str| line.split_whitespace().next().map(unescape);
-    text.lines().skip(1).filter_map(first).collect()
 }
 
 /// Undoes the octal escapes (`\040`) of the kernel's tables.

@@ -6,8 +6,8 @@
 //! the mount table of a process there.
 
 use super::mounts::{MountEntry, mounted_on, mounts, mounts_in, number_of};
-use super::swap_areas::swaps;
 use crate::media::process_name;
+use crate::media::swap_areas::swaps;
 use crate::media::sysfs::{entries, is_partition, loop_file, name};
 use std::collections::BTreeSet;
 use std::fs;
