@@ -23,12 +23,18 @@ const LOCAL: [&str; 17] = [
 pub struct MountEntry {
     /// Device number of the mounted file system.
     pub device: (u32, u32),
+    /// The part of the file system that is mounted.
+    pub root: PathBuf,
     /// The mount point.
     pub point: PathBuf,
+    /// The options of the mount, with commas between.
+    pub options: String,
     /// File system type, with the subtype of FUSE (`fuse.sshfs`).
     pub kind: String,
     /// The source: a device path, or any text.
     pub source: PathBuf,
+    /// The options of the file system, with commas between.
+    pub super_options: String,
 }
 
 impl MountEntry {
@@ -58,13 +64,15 @@ impl MountEntry {
         let (left, right) = line.split_once(" - ")?;
         let mut left = left.split(' ').skip(2);
         let device = sysfs::numbers(left.next()?)?;
-        let point = left.nth(1)?;
         let mut right = right.split(' ');
         Some(Self {
             device,
-            point: unescape(point),
+            root: unescape(left.next()?),
+            point: unescape(left.next()?),
+            options: left.next()?.to_owned(),
             kind: right.next()?.to_owned(),
             source: unescape(right.next()?),
+            super_options: right.next()?.to_owned(),
         })
     }
 }
@@ -129,11 +137,12 @@ mod tests {
     #[test]
     fn a_mountinfo_line_is_taken_apart() {
         let m = MountEntry::parse(
-            r"36 35 98:0 /mnt1 /mnt/two\040words rw,noatime master:1 shared:2 - fuse.ztier ztier rw",
+            r"36 35 98:0 /mnt1 /mnt/two\040words rw,noatime master:1 shared:2 - fuse.ztier ztier rw,x",
         )
         .unwrap();
         assert_eq!(m.device, (98, 0));
-        assert_eq!(m.point, Path::new("/mnt/two words"));
+        assert_eq!((&*m.root, &*m.point), (Path::new("/mnt1"), Path::new("/mnt/two words")));
+        assert_eq!((&*m.options, &*m.super_options), ("rw,noatime", "rw,x"));
         assert_eq!(m.kind, "fuse.ztier");
         assert!(m.is_ours());
     }
