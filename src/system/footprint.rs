@@ -62,6 +62,28 @@ pub fn stalled_us(text: &str) -> Option<u64> {
     line.split_ascii_whitespace().find_map(|word| word.strip_prefix("total=")?.parse().ok())
 }
 
+/// A line of `/proc/PID/maps`.
+pub(crate) struct Mapped<'a> {
+    /// The first address, and the first one behind it.
+    pub start: usize,
+    pub end: usize,
+    /// The rights, such as `rw-p`.
+    pub access: &'a str,
+    pub is_file: bool,
+}
+
+impl<'a> Mapped<'a> {
+    /// Takes a line apart.
+    pub fn parse(line: &'a str) -> Option<Self> {
+        let mut words = line.split_ascii_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let number = |hex| usize::from_str_radix(hex, 16).ok();
+        let access = words.next()?;
+        let is_file = words.nth(2)? != "0";
+        Some(Self { start: number(start)?, end: number(end)?, access, is_file })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
