@@ -5,7 +5,7 @@
 
 use super::table::UNIT;
 use crate::BLOCK_SIZE;
-use crate::codec::{Codec, Coding, Encoded};
+use crate::codec::{Codec, Coding};
 use crate::media::{Given, PackedBlock};
 use rapidhash::v3::{DEFAULT_RAPID_SECRETS, rapidhash_v3_micro_inline};
 
@@ -133,17 +133,12 @@ pub fn encode(
 
 /// Packs a block; returns the number of bytes of the payload.
 fn pack(codec: &mut Codec, data: &[u8; BLOCK_SIZE], payload: &mut [u8]) -> (usize, Kind) {
-    match codec.encode(data, payload) {
-        Encoded::Same(word) => {
-            let word = u64::from(word) << 32 | u64::from(word);
-            payload[..8].copy_from_slice(&word.to_le_bytes());
-            (8, Kind::Fill)
-        }
-        Encoded::Payload(len, Coding::Lz4) => (len, Kind::Lz4),
-        Encoded::Payload(len, Coding::Fill) => (len, Kind::Fill),
-        Encoded::Payload(len, Coding::Raw) => (len, Kind::Raw),
+    match codec.encode(data, payload).spelled(payload) {
+        (len, Coding::Lz4) => (len, Kind::Lz4),
+        (len, Coding::Fill) => (len, Kind::Fill),
+        (len, Coding::Raw) => (len, Kind::Raw),
         // The cache uses no other algorithm; whatever came out, the block itself is always right.
-        Encoded::Payload(..) => {
+        _ => {
             payload[..BLOCK_SIZE].copy_from_slice(data);
             (BLOCK_SIZE, Kind::Raw)
         }
@@ -161,7 +156,7 @@ fn check(payload: &[u8], block: u64, kind: u8) -> u64 {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::codec::{Algorithm, fill};
+    use crate::codec::{Algorithm, Encoded, fill};
 
     fn blocks() -> [[u8; BLOCK_SIZE]; 4] {
         let (mut text, mut noise, mut same) = ([0; BLOCK_SIZE], [0; BLOCK_SIZE], [0; BLOCK_SIZE]);

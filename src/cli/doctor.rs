@@ -8,6 +8,7 @@ use crate::config::machine;
 use crate::config::size::human;
 use crate::device;
 use crate::error::{Error, Result};
+use crate::media::swap_areas::parse_swaps;
 use crate::system::reclaim;
 use clap::{Args, ValueHint};
 use rustix::process::{Resource, getrlimit};
@@ -284,18 +285,16 @@ fn memory() -> String {
 
 fn swap() -> std::result::Result<String, String> {
     let text = fs::read_to_string("/proc/swaps").map_err(|e| format!("/proc/swaps: {e}"))?;
-    let areas: Vec<String> = text
-        .lines()
-        .skip(1)
-        .filter_map(|line| {
-            let mut fields = line.split_whitespace();
-            let (path, kib) = (fields.next()?, fields.nth(1)?.parse::<u64>().ok()?);
-            Some(format!("{path} {}", human(kib.saturating_mul(1024))))
-        })
-        .collect();
+    Ok(swap_in(&text))
+}
+
+fn swap_in(text: &str) -> String {
+    let areas = parse_swaps(text).into_iter();
+    let areas: Vec<String> =
+        areas.map(|(path, area)| format!("{} {}", path.display(), human(area.size))).collect();
     match areas[..] {
-        [] => Ok("none: memory is never swapped out".into()),
-        _ => Ok(areas.join(", ")),
+        [] => "none: memory is never swapped out".into(),
+        _ => areas.join(", "),
     }
 }
 
@@ -319,6 +318,14 @@ mod tests {
             check("io_uring", true),
         ];
         Report { export: if fuse { "fuse" } else { "nbd" }, checks }
+    }
+
+    #[test]
+    fn swap_areas_have_their_own_names() {
+        let head = "Filename  Type  Size  Used  Priority\n";
+        assert_eq!(swap_in(head), "none: memory is never swapped out");
+        let text = format!("{head}/swap\\040file file 4096 0 -2\n/dev/sda2 partition 2048 0 -3\n");
+        assert_eq!(swap_in(&text), "/swap file 4 MiB, /dev/sda2 2 MiB");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::config::{Paths, Settings};
 use crate::daemon::{self, state::State};
 use crate::error::Result;
 use crate::export::{Leftover, ublk};
+use crate::media::sysfs;
 use clap::{Args, ValueHint};
 use std::collections::BTreeSet;
 use std::fs;
@@ -78,9 +79,8 @@ impl Device {
             return daemon::names(paths).into_iter().find(|name| has_ublk(paths, name, number));
         }
         let run = fs::canonicalize(&paths.run).ok()?;
-        let file = Path::new("/sys/block").join(&self.kernel).join("loop/backing_file");
-        let file = fs::read_to_string(file).ok()?;
-        let name = served(Path::new(file.trim_end_matches('\n')), &run)?;
+        let file = sysfs::loop_file(&Path::new("/sys/block").join(&self.kernel))?;
+        let name = served(&file, &run)?;
         Some(name.to_owned())
     }
 
@@ -131,12 +131,9 @@ fn has_ublk(paths: &Paths, name: &str, number: u32) -> bool {
 }
 
 /// The disk of a partition.
-fn disk_of(kernel: &Path) -> Option<PathBuf> {
+fn disk_of(kernel: &Path) -> Option<String> {
     let place = fs::canonicalize(Path::new("/sys/class/block").join(kernel)).ok()?;
-    if !place.join("partition").exists() {
-        return None;
-    }
-    place.parent()?.file_name().map(PathBuf::from)
+    sysfs::is_partition(&place).then(|| sysfs::name(sysfs::disk_of(&place)))
 }
 
 /// The number of a block device below `/dev`.

@@ -84,6 +84,19 @@ pub enum Encoded {
     Payload(usize, Coding),
 }
 
+impl Encoded {
+    /// The length and the coding of the payload; a word that needs none is spelled out in `out`.
+    pub fn spelled(self, out: &mut [u8]) -> (usize, Coding) {
+        match self {
+            Self::Same(word) => {
+                out[..8].copy_from_slice(&doubled(word).to_le_bytes());
+                (8, Coding::Fill)
+            }
+            Self::Payload(len, coding) => (len, coding),
+        }
+    }
+}
+
 impl Codec {
     /// State for one thread.
     pub fn new(algorithm: Algorithm) -> Self {
@@ -243,7 +256,7 @@ impl Zstd {
 pub fn fold(block: &[u8; BLOCK_SIZE], out: &mut [u8]) -> Option<Encoded> {
     let word = repeated_word(block)?;
     let low = word as u32;
-    if u64::from(low) << 32 | u64::from(low) == word {
+    if doubled(low) == word {
         return Some(Encoded::Same(low));
     }
     out[..8].copy_from_slice(&word.to_le_bytes());
@@ -262,6 +275,11 @@ fn decode_lz4(payload: &[u8], out: &mut [u8; BLOCK_SIZE]) -> bool {
         )
     };
     n == BLOCK_SIZE as c_int
+}
+
+/// The 8-byte word that repeats a 4-byte word.
+pub fn doubled(word: u32) -> u64 {
+    u64::from(word) << 32 | u64::from(word)
 }
 
 /// Fills `out` with `word`.
@@ -300,7 +318,7 @@ mod tests {
             let encoded = codec.encode(block, &mut out);
             let mut back = Box::new([0xa5; BLOCK_SIZE]);
             match encoded {
-                Encoded::Same(word) => fill(&mut back, u64::from(word) << 32 | u64::from(word)),
+                Encoded::Same(word) => fill(&mut back, doubled(word)),
                 Encoded::Payload(n, coding) => assert!(codec.decode(coding, &out[..n], &mut back)),
             }
             assert!(*back == *block, "{algorithm:?} changed the block");
@@ -355,6 +373,10 @@ mod tests {
         let mut block = [0; BLOCK_SIZE];
         fill(&mut block, 0x0102_0304_0102_0304);
         assert_eq!(round_trip(Algorithm::None, &block), Encoded::Same(0x0102_0304));
+        let (mut out, mut back) = ([0xa5; 9], [0; BLOCK_SIZE]);
+        assert_eq!(Encoded::Same(0x0102_0304).spelled(&mut out), (8, Coding::Fill));
+        assert!(Codec::new(Algorithm::None).decode(Coding::Fill, &out[..8], &mut back));
+        assert!(back == block && out[8] == 0xa5);
         fill(&mut block, 0x0102_0304_0506_0708);
         assert_eq!(round_trip(Algorithm::Lz4, &block), Encoded::Payload(8, Coding::Fill));
         block[2048] ^= 1;

@@ -9,6 +9,7 @@
 use super::Leftover;
 use super::ublk;
 use crate::error::{Context, Error, Result};
+use crate::media::sysfs;
 use crate::system::holders::{backing_file, lasting, of_block_device};
 use crate::system::link::{device_of, is_device_of_ours};
 use crate::system::loopdev;
@@ -206,10 +207,8 @@ fn remove_mount(point: &Path) -> Result<()> {
 
 /// The loop devices that show a file of the mount on `point`.
 fn loops_in(point: &Path) -> Vec<(PathBuf, PathBuf)> {
-    let Ok(entries) = fs::read_dir("/sys/block") else { return Vec::new() };
-    entries
-        .flatten()
-        .map(|e| Path::new("/dev").join(e.file_name()))
+    sysfs::entries(Path::new("/sys/block"))
+        .map(|dir| Path::new("/dev").join(sysfs::name(&dir)))
         .filter_map(|device| Some((backing_file(&device)?, device)))
         .filter(|(file, _)| file.parent() == Some(point))
         .map(|(file, device)| (device, file))

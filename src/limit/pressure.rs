@@ -2,20 +2,13 @@
 //! absent, an unknown line is skipped.
 
 use super::sample::{DiskReads, Shown};
+use crate::system::footprint::number;
 
 /// Beginnings of the names of devices above other devices or above files: a read from one is also a
 /// read from those below.
 const ABOVE: [&str; 6] = ["dm-", "md", "bcache", "drbd", "loop", "zd"];
 /// Beginnings of the names of devices in memory.
 const IN_MEMORY: [&str; 2] = ["ram", "zram"];
-
-/// The number after the word `key` at the beginning of a line, as in `vmstat` and `memory.stat`.
-pub fn number(text: &str, key: &str) -> Option<u64> {
-    text.lines().find_map(|line| {
-        let mut words = line.split_ascii_whitespace();
-        (words.next()? == key).then(|| words.next()?.parse().ok())?
-    })
-}
 
 /// Refaults: pages of files that were read again after the kernel had dropped them. Kernels before
 /// Linux 5.9 do not tell them from other pages.
@@ -31,12 +24,6 @@ pub fn scanned(text: &str) -> Option<u64> {
         [None, None] => None,
         [a, b] => Some(a.unwrap_or(0).saturating_add(b.unwrap_or(0))),
     }
-}
-
-/// Microseconds in which some task waited, from a text such as `/proc/pressure/memory`.
-pub fn stalled_us(text: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
-    line.split_ascii_whitespace().find_map(|word| word.strip_prefix("total=")?.parse().ok())
 }
 
 /// All reads from disks, by `/proc/diskstats`, and the nanoseconds in which the disks were busy, if
@@ -105,7 +92,7 @@ fn nvme(name: &str) -> Option<(&str, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::system::footprint::field;
+    use crate::system::footprint::{field, stalled_us};
     use proptest::prelude::*;
 
     const VMSTAT: &str = "nr_free_pages 5407657\nworkingset_nodes 10120\n\
@@ -124,8 +111,6 @@ mod tests {
         assert_eq!(scanned(VMSTAT), Some(42));
         assert_eq!(scanned("pgscan_direct 3\n"), Some(3));
         assert_eq!(scanned("pgscan_direct_throttle 3\n"), None);
-        let psi = "some avg10=0.23 avg60=0.29 avg300=0.66 total=16659249\nfull avg10=0.00 total=9";
-        assert_eq!(stalled_us(psi), Some(16_659_249));
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use super::pressure;
 use super::sample::{Machine, Shown};
 use crate::config::machine::{self, CgroupLimit};
-use crate::system::footprint::field;
+use crate::system::footprint::{self, field, stalled_us};
 use rustix::io::{Errno, pread};
 use std::fs::File;
 use std::path::Path;
@@ -78,7 +78,7 @@ impl Sampler {
     /// Microseconds in which some task waited for memory, as in [`Machine::stalled_us`].
     pub fn stalled_us(&mut self) -> Option<u64> {
         let own = self.group.as_ref().map_or(self.pressure.as_ref(), |g| g.pressure.as_ref());
-        read(own, &mut self.buffer).and_then(pressure::stalled_us)
+        read(own, &mut self.buffer).and_then(stalled_us)
     }
 
     fn meminfo(&mut self) -> Machine {
@@ -108,7 +108,7 @@ impl Sampler {
         Machine {
             refaults: text.and_then(pressure::refaults),
             scanned: text.and_then(pressure::scanned),
-            stalled_us: read(pressure.as_ref(), buffer).and_then(pressure::stalled_us),
+            stalled_us: read(pressure.as_ref(), buffer).and_then(stalled_us),
             ..machine
         }
     }
@@ -131,11 +131,11 @@ impl Sampler {
 impl Group {
     fn sample(&self, machine: Machine, buffer: &mut [u8]) -> Machine {
         let usage = read(self.usage.as_ref(), buffer).and_then(|text| text.trim().parse().ok());
-        let stalled_us = read(self.pressure.as_ref(), buffer).and_then(pressure::stalled_us);
+        let stalled_us = read(self.pressure.as_ref(), buffer).and_then(stalled_us);
         let text = read(self.stat.as_ref(), buffer).unwrap_or_default();
         // Child groups count, too; in version 1 these numbers have another name.
         let bytes = |names: [&str; 2]| {
-            names.iter().find_map(|name| pressure::number(text, name)).unwrap_or(0)
+            names.iter().find_map(|name| footprint::number(text, name)).unwrap_or(0)
         };
         let file = bytes(["total_inactive_file", "inactive_file"])
             .saturating_add(bytes(["total_active_file", "active_file"]));

@@ -5,7 +5,8 @@
 //! server cannot stop the search. Best effort: other users' processes and other mount namespaces
 //! may stay unseen.
 
-use super::mounts::{MountEntry, mount_of, mounts, swaps};
+use super::mounts::{MountEntry, mount_of, mounts};
+use super::swap_areas::swaps;
 use super::sysfs::{self, entries, name};
 use std::fs;
 use std::ops::Range;

@@ -34,7 +34,8 @@ mod sector;
 mod signature;
 mod spares;
 mod stable_id;
-mod sysfs;
+pub mod swap_areas;
+pub(crate) mod sysfs;
 mod transfer;
 mod words;
 

@@ -1,8 +1,8 @@
-//! The mounts and the swap areas: `/proc/self/mountinfo` and `/proc/swaps`, as the kernel writes
-//! them.
+//! The mounts: `/proc/self/mountinfo`, as the kernel writes it.
 //!
 //! Invariant: nothing here touches a mounted file system, so that nothing hangs on a dead server.
 
+use super::sysfs;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
@@ -23,12 +23,18 @@ const LOCAL: [&str; 17] = [
 pub struct MountEntry {
     /// Device number of the mounted file system.
     pub device: (u32, u32),
+    /// The part of the file system that is mounted.
+    pub root: PathBuf,
     /// The mount point.
     pub point: PathBuf,
+    /// The options of the mount, with commas between.
+    pub options: String,
     /// File system type, with the subtype of FUSE (`fuse.sshfs`).
     pub kind: String,
     /// The source: a device path, or any text.
     pub source: PathBuf,
+    /// The options of the file system, with commas between.
+    pub super_options: String,
 }
 
 impl MountEntry {
@@ -57,14 +63,16 @@ impl MountEntry {
     pub fn parse(line: &str) -> Option<Self> {
         let (left, right) = line.split_once(" - ")?;
         let mut left = left.split(' ').skip(2);
-        let (major, minor) = left.next()?.split_once(':')?;
-        let point = left.nth(1)?;
+        let device = sysfs::numbers(left.next()?)?;
         let mut right = right.split(' ');
         Some(Self {
-            device: (major.parse().ok()?, minor.parse().ok()?),
-            point: unescape(point),
+            device,
+            root: unescape(left.next()?),
+            point: unescape(left.next()?),
+            options: left.next()?.to_owned(),
             kind: right.next()?.to_owned(),
             source: unescape(right.next()?),
+            super_options: right.next()?.to_owned(),
         })
     }
 }
@@ -94,13 +102,6 @@ pub fn mount_of<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<&'a MountEn
     let above = mounts.iter().filter(|m| path.starts_with(&m.point));
     // Of several mounts at one point, only the last one is visible.
     above.max_by_key(|m| m.point.components().count())
-}
-
-/// The devices and files that the kernel swaps to.
-pub(super) fn swaps() -> Vec<PathBuf> {
-    let text = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
-    let first = |line: &str| line.split_whitespace().next().map(unescape);
-    text.lines().skip(1).filter_map(first).collect()
 }
 
 /// Undoes the octal escapes (`\040`) of the kernel's tables.
@@ -136,11 +137,12 @@ mod tests {
     #[test]
     fn a_mountinfo_line_is_taken_apart() {
         let m = MountEntry::parse(
-            r"36 35 98:0 /mnt1 /mnt/two\040words rw,noatime master:1 shared:2 - fuse.ztier ztier rw",
+            r"36 35 98:0 /mnt1 /mnt/two\040words rw,noatime master:1 shared:2 - fuse.ztier ztier rw,x",
         )
         .unwrap();
         assert_eq!(m.device, (98, 0));
-        assert_eq!(m.point, Path::new("/mnt/two words"));
+        assert_eq!((&*m.root, &*m.point), (Path::new("/mnt1"), Path::new("/mnt/two words")));
+        assert_eq!((&*m.options, &*m.super_options), ("rw,noatime", "rw,x"));
         assert_eq!(m.kind, "fuse.ztier");
         assert!(m.is_ours());
     }

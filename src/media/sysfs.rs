@@ -24,10 +24,15 @@ pub(super) fn text_of(number: u64) -> String {
 }
 
 /// The device number of a directory.
-pub(super) fn number_in(dir: &Path) -> Option<u64> {
-    let text = line(&dir.join("dev"))?;
+pub(crate) fn number_in(dir: &Path) -> Option<u64> {
+    let (major, minor) = numbers(&line(&dir.join("dev"))?)?;
+    Some(rustix::fs::makedev(major, minor))
+}
+
+/// Major and minor number in such a text.
+pub(crate) fn numbers(text: &str) -> Option<(u32, u32)> {
     let (major, minor) = text.split_once(':')?;
-    Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// The node of a directory's device, where the kernel puts it.
@@ -55,12 +60,12 @@ pub(super) fn event(dir: &Path, key: &str) -> Option<String> {
 }
 
 /// Whether a directory is a partition's; its disk is the directory above.
-pub(super) fn is_partition(dir: &Path) -> bool {
+pub(crate) fn is_partition(dir: &Path) -> bool {
     dir.join("partition").exists()
 }
 
 /// The directory of the disk that a device is, or is a partition of.
-pub(super) fn disk_of(dir: &Path) -> &Path {
+pub(crate) fn disk_of(dir: &Path) -> &Path {
     if is_partition(dir) { dir.parent().unwrap_or(dir) } else { dir }
 }
 
@@ -71,17 +76,28 @@ pub(super) fn discards(dir: &Path) -> bool {
 }
 
 /// The file behind the loop device of a directory, as the kernel names it.
-pub(super) fn loop_file(dir: &Path) -> Option<PathBuf> {
+pub(crate) fn loop_file(dir: &Path) -> Option<PathBuf> {
     let text = fs::read_to_string(dir.join("loop/backing_file")).ok()?;
     Some(PathBuf::from(text.strip_suffix('\n').unwrap_or(&text)))
 }
 
 /// The entries of a directory; none when it cannot be read.
-pub(super) fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+pub(crate) fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path())
 }
 
 /// The last part of a path, as text.
-pub(super) fn name(path: &Path) -> String {
+pub(crate) fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_numbers() {
+        assert_eq!(numbers("259:3"), Some((259, 3)));
+        assert_eq!((numbers("259"), numbers("a:b"), numbers("")), (None, None, None));
+    }
 }

@@ -5,7 +5,7 @@
 //! few stay longer, would leave holes in the heap that no other allocation fits.
 
 use crate::BLOCK_SIZE;
-use crate::codec::{Algorithm, Codec, Coding, Encoded};
+use crate::codec::{Algorithm, Codec, Encoded};
 use crate::media::{Blocks, Given, PackedBlock};
 use bytes::{Bytes, BytesMut};
 
@@ -35,15 +35,11 @@ impl Packer {
     }
 
     fn encode(&mut self, block: &[u8; BLOCK_SIZE]) -> Option<PackedBlock> {
-        let (coding, len) = match self.codec.encode(block, &mut *self.room) {
-            Encoded::Same(0) => return None,
-            Encoded::Same(word) => {
-                let word = u64::from(word) << 32 | u64::from(word);
-                self.room[..8].copy_from_slice(&word.to_le_bytes());
-                (Coding::Fill, 8)
-            }
-            Encoded::Payload(len, coding) => (coding, len),
-        };
+        let encoded = self.codec.encode(block, &mut *self.room);
+        if encoded == Encoded::Same(0) {
+            return None;
+        }
+        let (len, coding) = encoded.spelled(&mut *self.room);
         Some(PackedBlock { coding, bytes: self.keep(len) })
     }
 

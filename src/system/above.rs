@@ -4,8 +4,9 @@
 //! Invariant: nothing here opens a device or touches a mounted file system.
 
 use super::mounts::mounts;
+use crate::media::sysfs;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Most devices of a chain; more than that is a loop.
 const DEPTH: u32 = 8;
@@ -32,22 +33,15 @@ pub fn numbers(device: &Path) -> Vec<u64> {
 }
 
 fn collect(dir: &Path, depth: u32, found: &mut Vec<u64>) {
-    let number = fs::read_to_string(dir.join("dev")).ok().and_then(|text| parse(&text));
+    let number = sysfs::number_in(dir).map(kernel);
     let Some(number) = number.filter(|number| depth > 0 && !found.contains(number)) else { return };
     found.push(number);
-    let entries = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten();
-    let partitions = entries(dir.to_owned()).map(|entry| entry.path());
-    for partition in partitions.filter(|path| path.join("partition").exists()) {
+    for partition in sysfs::entries(dir).filter(|dir| sysfs::is_partition(dir)) {
         collect(&partition, depth - 1, found);
     }
-    for holder in entries(dir.join("holders")) {
-        collect(&Path::new("/sys/class/block").join(holder.file_name()), depth - 1, found);
+    for holder in sysfs::entries(&dir.join("holders")) {
+        collect(&Path::new("/sys/class/block").join(sysfs::name(&holder)), depth - 1, found);
     }
-}
-
-fn parse(text: &str) -> Option<u64> {
-    let (major, minor) = text.trim().split_once(':')?;
-    Some(kernel(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?)))
 }
 
 /// A device number as the kernel has it in memory: 12 bits of major, 20 of minor number.
@@ -61,8 +55,7 @@ mod tests {
 
     #[test]
     fn numbers_are_those_of_the_kernel() {
-        assert_eq!(parse("259:1048575\n"), Some(259 << 20 | 1_048_575));
-        assert_eq!(parse("7"), None);
+        assert_eq!(kernel(rustix::fs::makedev(259, 1_048_575)), 259 << 20 | 1_048_575);
         assert!(numbers(Path::new("/dev/null")).is_empty(), "no block device");
     }
 }

@@ -1,4 +1,7 @@
-//! The memory that processes take, read from `/proc` without stopping them.
+//! The memory that processes take, read from `/proc` without stopping them, and figures in the
+//! kernel's texts about memory.
+//!
+//! Invariant: a figure that a text does not have is absent, an unknown line is skipped.
 
 use crate::error::{Context, Result};
 use std::fs;
@@ -45,6 +48,42 @@ pub fn field(text: &str, key: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
+/// The number after the word `key` at the beginning of a line, as in `vmstat` and `memory.stat`.
+pub fn number(text: &str, key: &str) -> Option<u64> {
+    text.lines().find_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        (words.next()? == key).then(|| words.next()?.parse().ok())?
+    })
+}
+
+/// Microseconds in which some task waited, from a text such as `/proc/pressure/memory`.
+pub fn stalled_us(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
+    line.split_ascii_whitespace().find_map(|word| word.strip_prefix("total=")?.parse().ok())
+}
+
+/// A line of `/proc/PID/maps`.
+pub(crate) struct Mapped<'a> {
+    /// The first address, and the first one behind it.
+    pub start: usize,
+    pub end: usize,
+    /// The rights, such as `rw-p`.
+    pub access: &'a str,
+    pub is_file: bool,
+}
+
+impl<'a> Mapped<'a> {
+    /// Takes a line apart.
+    pub fn parse(line: &'a str) -> Option<Self> {
+        let mut words = line.split_ascii_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let number = |hex| usize::from_str_radix(hex, 16).ok();
+        let access = words.next()?;
+        let is_file = words.nth(2)? != "0";
+        Some(Self { start: number(start)?, end: number(end)?, access, is_file })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -57,6 +96,12 @@ mod tests {
         assert_eq!(field(text, "MemAvailable"), Some(23_879_924 * 1024));
         assert_eq!(field("MemAvailableX: 1 kB", "MemAvailable"), None);
         assert_eq!(field("X: 18446744073709551615 kB", "X"), None);
+    }
+
+    #[test]
+    fn what_tasks_waited_is_the_total_of_some() {
+        let psi = "some avg10=0.23 avg60=0.29 avg300=0.66 total=16659249\nfull avg10=0.00 total=9";
+        assert_eq!(stalled_us(psi), Some(16_659_249));
     }
 
     #[test]

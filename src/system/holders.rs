@@ -6,8 +6,9 @@
 //! the mount table of a process there.
 
 use super::mounts::{MountEntry, mounted_on, mounts, mounts_in, number_of};
-use super::swap_areas::swaps;
 use crate::media::process_name;
+use crate::media::swap_areas::swaps;
+use crate::media::sysfs::{entries, is_partition, loop_file, name};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +31,7 @@ pub(crate) fn of_block_device(device: &Path) -> Vec<String> {
     }
     for node in &nodes {
         let above = entries(&node.sys.join("holders"));
-        held.extend(above.map(|entry| format!("device {}", file_name(&entry))));
+        held.extend(above.map(|entry| format!("device {}", name(&entry))));
         let loops = loops_over(&node.path);
         held.extend(loops.into_iter().map(|l| format!("loop device {}", l.display())));
     }
@@ -73,8 +74,8 @@ impl Node {
 /// A block device and its partitions: a holder of a partition holds the whole device.
 fn nodes(device: &Path) -> Vec<Node> {
     let sys = Path::new("/sys/block").join(device.file_name().unwrap_or_default());
-    let parts = entries(&sys).filter(|dir| dir.join("partition").exists());
-    let parts: Vec<_> = parts.map(|dir| (Path::new("/dev").join(file_name(&dir)), dir)).collect();
+    let parts = entries(&sys).filter(|dir| is_partition(dir));
+    let parts: Vec<_> = parts.map(|dir| (Path::new("/dev").join(name(&dir)), dir)).collect();
     let all = std::iter::once((device.to_owned(), sys)).chain(parts);
     all.map(|(path, sys)| Node { number: number_of(&path), path, sys }).collect()
 }
@@ -111,8 +112,8 @@ pub(crate) fn of_file(file: &Path, ours: Option<&Path>) -> Vec<String> {
 pub(super) fn loops_over(file: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in entries(Path::new("/sys/block")) {
-        if file_name(&entry).starts_with("loop") {
-            let device = Path::new("/dev").join(file_name(&entry));
+        if name(&entry).starts_with("loop") {
+            let device = Path::new("/dev").join(name(&entry));
             if backing_file(&device).is_some_and(|b| b == file) {
                 found.push(device);
             }
@@ -123,9 +124,8 @@ pub(super) fn loops_over(file: &Path) -> Vec<PathBuf> {
 
 /// The backing file of a loop device, as the kernel names it; `None` if the device has none.
 pub(crate) fn backing_file(device: &Path) -> Option<PathBuf> {
-    let sys = Path::new("/sys/block").join(device.file_name()?).join("loop/backing_file");
-    let text = fs::read_to_string(sys).ok()?;
-    let text = text.strip_suffix('\n').unwrap_or(&text);
+    let file = loop_file(&Path::new("/sys/block").join(device.file_name()?))?;
+    let text = file.to_str()?;
     // The kernel appends this if the file or its mount was removed from the tree.
     Some(PathBuf::from(text.strip_suffix(" (deleted)").unwrap_or(text)))
 }
@@ -170,19 +170,11 @@ fn processes(is_it: impl Fn(&Path) -> bool) -> Vec<String> {
 }
 
 fn pids() -> impl Iterator<Item = (u32, PathBuf)> {
-    entries(Path::new("/proc")).filter_map(|dir| Some((file_name(&dir).parse().ok()?, dir)))
+    entries(Path::new("/proc")).filter_map(|dir| Some((name(&dir).parse().ok()?, dir)))
 }
 
 fn name_of(proc_dir: &Path) -> String {
     process_name(proc_dir).unwrap_or_else(|| "?".to_owned())
-}
-
-fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
-    fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path())
-}
-
-fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 #[cfg(test)]

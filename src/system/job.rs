@@ -4,6 +4,7 @@
 //! counts as no runner; only a cgroup whose name has ztier's prefix is ever emptied or removed, and
 //! no two runs use the same name.
 
+use super::footprint::{self, stalled_us};
 use super::mounts::{Hierarchy, hierarchies};
 use crate::error::{Context, Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -298,10 +299,10 @@ impl Usage {
         Self {
             peak_bytes,
             swap_peak_bytes: number("memory.swap.peak").or_else(beyond),
-            pressure_us: read(dir, "memory.pressure").and_then(|text| total(&text)),
+            pressure_us: read(dir, "memory.pressure").and_then(|text| stalled_us(&text)),
             oom_kills: read(dir, "memory.events")
                 .or_else(|| read(dir, "memory.oom_control"))
-                .and_then(|text| word_after(&text, "oom_kill")?.parse().ok()),
+                .and_then(|text| footprint::number(&text, "oom_kill")),
         }
     }
 }
@@ -321,9 +322,8 @@ impl Present {
         let number = |file: &str| read(dir, file)?.trim().parse::<u64>().ok();
         if let Some(memory) = number("memory.current") {
             // Pages that are in memory and in swap count in both numbers.
-            let twice = read(dir, "memory.stat").and_then(|text| {
-                word_after(&text, "swapcached").and_then(|word| word.parse().ok())
-            });
+            let twice =
+                read(dir, "memory.stat").and_then(|text| footprint::number(&text, "swapcached"));
             let swapped = number("memory.swap.current")?.saturating_sub(twice.unwrap_or(0));
             return Some(Self { memory, both: memory + swapped });
         }
@@ -335,16 +335,6 @@ impl Present {
 
 fn read(dir: &Path, file: &str) -> Option<String> {
     fs::read_to_string(dir.join(file)).ok()
-}
-
-/// The total of the line `some` of a pressure file, in microseconds.
-fn total(text: &str) -> Option<u64> {
-    let line = text.lines().find(|line| line.starts_with("some "))?;
-    line.split_whitespace().find_map(|word| word.strip_prefix("total="))?.parse().ok()
-}
-
-fn word_after<'a>(text: &'a str, key: &str) -> Option<&'a str> {
-    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')).map(str::trim)
 }
 
 #[cfg(test)]

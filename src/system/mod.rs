@@ -18,7 +18,6 @@ pub(crate) mod loopdev;
 pub(crate) mod mounts;
 pub(crate) mod page_size;
 pub mod reclaim;
-pub(crate) mod swap_areas;
 mod swaps;
 mod tuning;
 pub mod usage;

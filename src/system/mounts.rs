@@ -2,7 +2,6 @@
 //!
 //! Invariant: nothing here touches a mounted file system, so a dead server blocks nothing.
 
-use crate::media::mounts::unescape;
 pub(crate) use crate::media::mounts::{MountEntry, mounts, mounts_in, number_of};
 use std::path::{Path, PathBuf};
 
@@ -26,7 +25,7 @@ pub(super) struct Hierarchy {
     /// Where it is mounted.
     pub point: PathBuf,
     /// Path, within the hierarchy, of the cgroup at the mount point.
-    root: String,
+    root: PathBuf,
 }
 
 impl Hierarchy {
@@ -39,15 +38,12 @@ impl Hierarchy {
 
 /// All cgroup hierarchies in a mountinfo file.
 pub(super) fn hierarchies(file: &Path) -> Vec<Hierarchy> {
-    std::fs::read_to_string(file)
-        .map(|text| text.lines().filter_map(parse_hierarchy).collect())
-        .unwrap_or_default()
+    mounts_in(file).into_iter().filter_map(hierarchy).collect()
 }
 
-fn parse_hierarchy(line: &str) -> Option<Hierarchy> {
-    let MountEntry { point, kind, .. } = MountEntry::parse(line)?;
-    let root = unescape(line.split(' ').nth(3)?).to_str()?.to_owned();
-    let options = line.rsplit(' ').next()?.split(',').map(str::to_owned);
+fn hierarchy(mount: MountEntry) -> Option<Hierarchy> {
+    let MountEntry { root, point, kind, super_options, .. } = mount;
+    let options = super_options.split(',').map(str::to_owned);
     let unified = kind == "cgroup2";
     (unified || kind == "cgroup").then(|| Hierarchy {
         unified,

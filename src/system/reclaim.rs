@@ -3,6 +3,7 @@
 //!
 //! Invariant: called before the process has a second thread, since threads inherit the settings.
 
+use super::footprint::Mapped;
 use rustix::mm::{Advice, MlockAllFlags, madvise};
 use rustix::thread::CapabilitySet;
 use std::ffi::c_void;
@@ -122,25 +123,6 @@ pub fn make_present() -> usize {
     }
     let _ = set(was);
     present
-}
-
-/// A line of `/proc/PID/maps`.
-struct Mapped<'a> {
-    start: usize,
-    end: usize,
-    access: &'a str,
-    is_file: bool,
-}
-
-impl<'a> Mapped<'a> {
-    fn parse(line: &'a str) -> Option<Self> {
-        let mut words = line.split_ascii_whitespace();
-        let (start, end) = words.next()?.split_once('-')?;
-        let number = |hex| usize::from_str_radix(hex, 16).ok();
-        let access = words.next()?;
-        let is_file = words.nth(2)? != "0";
-        Some(Self { start: number(start)?, end: number(end)?, access, is_file })
-    }
 }
 
 /// Makes a range present. It may have been unmapped meanwhile.

@@ -2,7 +2,7 @@
 
 use super::footprint::field;
 use super::holders::is_same_device;
-use super::swap_areas::{Swapped, swap_areas};
+use crate::media::swap_areas::{Swapped, swap_areas};
 use std::fs;
 use std::path::Path;
 

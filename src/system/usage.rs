@@ -6,12 +6,12 @@
 pub use super::holders::is_swap;
 use super::holders::mounted_at;
 use super::mounts::mounted_on;
-pub use super::swap_areas::Swapped;
 pub use super::swaps::{Room, SwapWith, kept_twice, room, swap_with, swapped};
 pub use super::tuning::{PAGE_CLUSTER, SWAPPINESS, Tuned};
 use super::{depth, within};
 use crate::error::{Context, Error, Result};
 use crate::escape::join_lines;
+pub use crate::media::swap_areas::Swapped;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::ErrorKind;

@@ -8,7 +8,7 @@ use crate::error::{Context, Error, Result};
 use crate::media::{Access, FileDrive, Signature};
 use crate::system::fstab::{Entry, Fstab};
 use crate::system::holders;
-use crate::system::mounts::{MountEntry, number_of};
+use crate::system::mounts::{MountEntry, mounts, number_of};
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -27,17 +27,6 @@ const NO_FILE_SYSTEM: [(&str, &str); 6] = [
     ("several", "see what is on it with `wipefs`"),
 ];
 
-/// A mount.
-#[derive(Clone, Debug)]
-pub(super) struct Mounted {
-    pub point: PathBuf,
-    pub kind: String,
-    pub options: String,
-    pub source: PathBuf,
-    /// The part of the file system that is mounted.
-    root: String,
-}
-
 /// See the module.
 pub(super) struct Facts {
     /// The disk, without symbolic links.
@@ -46,7 +35,7 @@ pub(super) struct Facts {
     /// The sector that the volume will have, in bytes.
     pub sector: u32,
     /// Its mounts, in the order in which they were made.
-    pub mounts: Vec<Mounted>,
+    pub mounts: Vec<MountEntry>,
     entries: Vec<Entry>,
     holders: Vec<String>,
 }
@@ -109,8 +98,8 @@ impl Facts {
         if let Some(holder) = self.holders.iter().find(|holder| !is_mount(holder)) {
             return Err(Error::busy(format!("{device} is held: {holder}")).hint("end that first"));
         }
-        let unlisted = |mount: &&Mounted| !self.lists(&mount.point);
-        let part = |mount: &&Mounted| mount.root != "/";
+        let unlisted = |mount: &&MountEntry| !self.lists(&mount.point);
+        let part = |mount: &&MountEntry| mount.root != Path::new("/");
         match self.mounts.iter().filter(unlisted).find(part) {
             Some(mount) => Err(Error::busy(format!(
                 "a part of {device} is mounted on {}, and fstab does not say how",
@@ -146,18 +135,9 @@ fn is_of_system(point: &Path) -> bool {
 }
 
 /// The mounts of a device.
-fn mounted(device: &Path) -> Vec<Mounted> {
+fn mounted(device: &Path) -> Vec<MountEntry> {
     let Some(number) = number_of(device) else { return Vec::new() };
-    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    text.lines().filter_map(|line| of_line(line, number)).collect()
-}
-
-fn of_line(line: &str, number: (u32, u32)) -> Option<Mounted> {
-    let entry = MountEntry::parse(line).filter(|mount| mount.is_of(number))?;
-    let mut words = line.split(' ').skip(3);
-    let root = words.next()?.to_owned();
-    let options = words.nth(1)?.to_owned();
-    Some(Mounted { point: entry.point, kind: entry.kind, options, source: entry.source, root })
+    mounts().into_iter().filter(|mount| mount.is_of(number)).collect()
 }
 
 /// Whether a line of fstab leads to `device`, which has this content.

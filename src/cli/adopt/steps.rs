@@ -3,11 +3,11 @@
 //! Invariant: what was done is undone in the opposite order when a step fails, and an error says
 //! what could not be.
 
-use super::facts::Mounted;
 use crate::cli::{output, service};
 use crate::error::{Context, Error, Result};
 use crate::escape::join_lines;
 use crate::system::fstab::{Entry, Fstab};
+use crate::system::mounts::MountEntry;
 use crate::system::within;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,11 +20,11 @@ const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A step.
 pub(super) enum Step {
-    Unmount(Mounted),
+    Unmount(MountEntry),
     /// The arguments of this program.
     Up(Vec<String>),
     Fstab,
-    Mount(Mounted),
+    Mount(MountEntry),
 }
 
 /// What the steps have in common.
@@ -140,7 +140,7 @@ impl Way {
     }
 
     /// How the volume is mounted: as fstab says then, else as the disk was.
-    fn mount_args(&self, mount: &Mounted) -> Vec<String> {
+    fn mount_args(&self, mount: &MountEntry) -> Vec<String> {
         let point = mount.point.display().to_string();
         match self.lines.iter().any(|line| line.point == mount.point) {
             true if self.fstab == Path::new(FSTAB) => vec![point],
@@ -150,13 +150,13 @@ impl Way {
     }
 
     /// How the disk is mounted again.
-    fn mount_back(&self, mount: &Mounted) -> Vec<String> {
+    fn mount_back(&self, mount: &MountEntry) -> Vec<String> {
         let point = mount.point.display().to_string();
         as_before(mount, mount.source.display().to_string(), point)
     }
 }
 
-fn as_before(mount: &Mounted, device: String, point: String) -> Vec<String> {
+fn as_before(mount: &MountEntry, device: String, point: String) -> Vec<String> {
     vec!["-t".into(), mount.kind.clone(), "-o".into(), mount.options.clone(), device, point]
 }
 

@@ -5,6 +5,7 @@
 use super::figures::{Disk, DiskKind, Requests, Target};
 use crate::limit::pressure::{is_at_bottom, is_partition};
 use crate::media::mounts::{MountEntry, mount_of};
+use crate::media::sysfs;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -155,9 +156,8 @@ fn members<'a>(disk: &str, all: &'a [Counters], sys: &Path) -> Vec<&'a Counters>
     let mut found: Vec<&Counters> = all.iter().filter(is_own).collect();
     for _ in 0..LAYERS {
         let is_above = |line: &&Counters| {
-            let below = fs::read_dir(sys.join("block").join(&line.name).join("slaves"));
-            let mut names = below.into_iter().flatten().flatten().map(|entry| entry.file_name());
-            names.any(|name| found.iter().any(|member| *member.name == *name))
+            let mut below = sysfs::entries(&sys.join("block").join(&line.name).join("slaves"));
+            below.any(|dir| found.iter().any(|member| member.name == sysfs::name(&dir)))
         };
         let is_new = |line: &&Counters| !found.iter().any(|member| member.name == line.name);
         let above: Vec<&Counters> = all.iter().filter(is_new).filter(is_above).collect();

@@ -8,7 +8,7 @@ use crate::BLOCK_SIZE;
 use crate::cli::sampler::scatter;
 use crate::cli::trial::Trial;
 use crate::device::Algorithm;
-use crate::system::footprint::field;
+use crate::system::footprint::{Mapped, field};
 use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -94,13 +94,8 @@ fn programs(proc: &Path) -> Vec<Program> {
 
 /// The range of a line of `/proc/PID/maps`, if its pages are the process's own and no file's.
 fn own_range(line: &str) -> Option<Range<u64>> {
-    let mut words = line.split_ascii_whitespace();
-    let (from, to) = words.next()?.split_once('-')?;
-    let rights = words.next()?;
-    let inode = words.nth(2)?;
-    let address = |text| u64::from_str_radix(text, 16).ok();
-    let range = address(from)?..address(to)?;
-    (rights == "rw-p" && inode == "0" && range.end > range.start).then_some(range)
+    let Mapped { start, end, access, is_file } = Mapped::parse(line)?;
+    (access == "rw-p" && !is_file && end > start).then_some(start as u64..end as u64)
 }
 
 impl Opened {

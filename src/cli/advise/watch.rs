@@ -7,8 +7,8 @@ use super::disks::{self, Counters};
 use super::figures::{Figures, Memory, Paging, Pressure, Swap, SwapKind};
 use crate::limit::pressure;
 use crate::media::mounts::{MountEntry, mounts_in};
-use crate::system::footprint::field;
-use crate::system::swap_areas::parse_swaps;
+use crate::media::swap_areas::parse_swaps;
+use crate::system::footprint::{self, field, stalled_us};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -65,7 +65,7 @@ impl Watch {
 
     /// The counters now.
     pub fn look(&self) -> Look {
-        let stalled = |name: &str| pressure::stalled_us(&self.text(&format!("pressure/{name}")));
+        let stalled = |name: &str| stalled_us(&self.text(&format!("pressure/{name}")));
         Look {
             at: Instant::now(),
             vmstat: self.text("vmstat"),
@@ -150,7 +150,7 @@ fn paging(before: &str, after: &str, seconds: f64) -> Paging {
     let rate = |of: &dyn Fn(&str) -> Option<u64>| {
         Some(of(after)?.saturating_sub(of(before)?) as f64 / seconds)
     };
-    let number = |key: &'static str| rate(&move |text| pressure::number(text, key));
+    let number = |key: &'static str| rate(&move |text| footprint::number(text, key));
     Paging {
         swapped_in: number("pswpin").unwrap_or(0.0),
         swapped_out: number("pswpout").unwrap_or(0.0),

@@ -4,12 +4,14 @@
 //! no command is waited for longer than its limit.
 
 use super::abi::{self, Command, ControlCommand, DeviceInfo, Params};
+use crate::media::sysfs;
 use io_uring::squeue::Entry128;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Where the driver takes commands.
@@ -236,10 +238,8 @@ fn errno_of(e: std::io::Error) -> Errno {
 
 /// The numbers of all devices that exist.
 pub(super) fn devices() -> Vec<u32> {
-    let Ok(entries) = std::fs::read_dir("/sys/class/ublk-char") else { return Vec::new() };
-    let mut ids: Vec<u32> = entries
-        .flatten()
-        .filter_map(|e| e.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok())
+    let mut ids: Vec<u32> = sysfs::entries(Path::new("/sys/class/ublk-char"))
+        .filter_map(|dir| sysfs::name(&dir).strip_prefix("ublkc")?.parse().ok())
         .collect();
     ids.sort_unstable();
     ids

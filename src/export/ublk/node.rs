@@ -3,6 +3,7 @@
 //! Invariant: no descriptor of the block device is kept.
 
 use crate::error::{Context, Result};
+use crate::media::sysfs;
 use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, FileType, Mode, OFlags, makedev, mknodat};
 use rustix::io::Errno;
@@ -52,17 +53,12 @@ fn make_missing(path: &Path, sys: &Path, kind: FileType) -> Result<()> {
     }
     let cannot = || format!("cannot make {}", path.display());
     let number = fs::read_to_string(sys.join("dev")).context(cannot())?;
-    let (major, minor) = numbers(&number).ok_or(Errno::INVAL).context(cannot())?;
+    let (major, minor) = sysfs::numbers(number.trim()).ok_or(Errno::INVAL).context(cannot())?;
     let mode = Mode::RUSR | Mode::WUSR;
     match mknodat(CWD, path, kind, mode, makedev(major, minor)) {
         Ok(()) | Err(Errno::EXIST) => Ok(()),
         Err(e) => Err(e).context(cannot()),
     }
-}
-
-fn numbers(text: &str) -> Option<(u32, u32)> {
-    let (major, minor) = text.trim().split_once(':')?;
-    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// Opens the block device exclusively; a mount or swap makes this fail at once.
@@ -92,12 +88,6 @@ pub(super) fn tune(id: u32, waits: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn device_numbers() {
-        assert_eq!(numbers("259:3\n"), Some((259, 3)));
-        assert_eq!((numbers("259"), numbers("a:b"), numbers("")), (None, None, None));
-    }
 
     #[test]
     fn what_is_not_there_does_not_exist() {

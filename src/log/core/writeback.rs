@@ -548,10 +548,5 @@ fn payload<'a>(images: &'a [Option<Bytes>], segment: usize, data: &Data) -> Opti
 
 /// How a payload is coded that is of one block, and can be stored as it is.
 fn coding(kind: Kind) -> Option<Coding> {
-    match kind {
-        Kind::Raw => Some(Coding::Raw),
-        Kind::Lz4 => Some(Coding::Lz4),
-        Kind::Zstd => Some(Coding::Zstd),
-        _ => None,
-    }
+    kind.coding().filter(|coding| *coding != Coding::Fill)
 }

@@ -7,26 +7,37 @@
 
 use super::format::{CLUSTER, CLUSTER_MAX, GRANULE, Kind};
 use crate::BLOCK_SIZE;
-use crate::codec::{self, Codec, Coding};
+use crate::codec::{Codec, Coding};
 use crate::log::planted::{self, Bug};
 
 const _: () = assert!(GRANULE <= u8::MAX as u32);
 
+impl Kind {
+    /// The kind of a block's own payload. One block is never encoded as a cluster.
+    pub fn of(coding: Coding) -> Self {
+        match coding {
+            Coding::Lz4 => Self::Lz4,
+            Coding::Zstd => Self::Zstd,
+            Coding::Fill => Self::Same,
+            Coding::Raw | Coding::Cluster(_) => Self::Raw,
+        }
+    }
+
+    /// How a block's own payload is coded; `None`: this is no kind of those.
+    pub fn coding(self) -> Option<Coding> {
+        match self {
+            Self::Raw => Some(Coding::Raw),
+            Self::Lz4 => Some(Coding::Lz4),
+            Self::Zstd => Some(Coding::Zstd),
+            Self::Same => Some(Coding::Fill),
+            Self::Zeros | Self::Lost | Self::Summary | Self::Cluster => None,
+        }
+    }
+}
+
 /// Decodes a block's own payload; `false` when it does not decode.
 pub fn decode(codec: &mut Codec, kind: Kind, payload: &[u8], out: &mut [u8; BLOCK_SIZE]) -> bool {
-    match kind {
-        Kind::Raw => codec.decode(Coding::Raw, payload, out),
-        Kind::Lz4 => codec.decode(Coding::Lz4, payload, out),
-        Kind::Zstd => codec.decode(Coding::Zstd, payload, out),
-        Kind::Same => match payload.try_into() {
-            Ok(word) => {
-                codec::fill(out, u64::from_le_bytes(word));
-                true
-            }
-            Err(_) => false,
-        },
-        Kind::Zeros | Kind::Lost | Kind::Summary | Kind::Cluster => false,
-    }
+    kind.coding().is_some_and(|coding| codec.decode(coding, payload, out))
 }
 
 /// Compresses neighbouring blocks into the payload of a cluster; `false`, and an empty `out`, if

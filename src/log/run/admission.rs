@@ -7,7 +7,7 @@
 
 use super::logged::Logged;
 use crate::BLOCK_SIZE;
-use crate::codec::{Algorithm, Codec, Coding, Encoded};
+use crate::codec::{Algorithm, Codec};
 use crate::log::disk::format::Kind;
 use crate::sync::{Instant, now, sleep};
 use std::time::Duration;
@@ -190,22 +190,9 @@ impl<'a> Admission<'a> {
 /// Encodes a block into `out`; returns the length of the payload, and its kind.
 fn encode(codec: &mut Codec, block: &[u8; BLOCK_SIZE], out: &mut Vec<u8>) -> (usize, Kind) {
     out.resize(BLOCK_SIZE, 0);
-    match codec.encode(block, out) {
-        Encoded::Same(word) => {
-            let both = u64::from(word) << 32 | u64::from(word);
-            out[..8].copy_from_slice(&both.to_le_bytes());
-            (8, Kind::Same)
-        }
-        Encoded::Payload(len, coding) => {
-            let kind = match coding {
-                Coding::Lz4 => Kind::Lz4,
-                Coding::Zstd => Kind::Zstd,
-                Coding::Fill => Kind::Same,
-                Coding::Raw | Coding::Cluster(_) => Kind::Raw,
-            };
-            (len, kind)
-        }
-    }
+    // Zeros, too, have a payload: a copy without one would be no place to read from.
+    let (len, coding) = codec.encode(block, out).spelled(out);
+    (len, Kind::of(coding))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::ops::Range;
 /// Most bytes of a read, unless one payload alone takes more.
 const MOST: usize = 64 << 10;
 /// Most bytes between two payloads that count as neighbours.
-const GAP: u64 = 4 << 10;
+pub(super) const GAP: u64 = 4 << 10;
 
 /// A buffer for reads of a log's drive.
 pub(super) struct ReadCoalescer {
@@ -77,7 +77,7 @@ impl ReadCoalescer {
 }
 
 /// The aligned byte range that covers a payload.
-fn aligned(reading: &Reading) -> Range<u64> {
+pub(super) fn aligned(reading: &Reading) -> Range<u64> {
     let end = reading.at + u64::from(reading.len);
     reading.at / ALIGN as u64 * ALIGN as u64..end.next_multiple_of(ALIGN as u64)
 }

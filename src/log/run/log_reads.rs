@@ -6,21 +6,21 @@
 //! whose payload does not verify are read from the backing store, which has the same content;
 //! writes, zeroes and flushes go to the backing store alone.
 
+use super::coalesce::{GAP, aligned};
 use crate::BLOCK_SIZE;
 use crate::codec::{Algorithm, Codec};
 use crate::log::core::{Core, Found, Reading};
 use crate::log::disk::cluster::Unpacked;
 use crate::log::disk::format::Kind;
-use crate::media::{ALIGN, Blocks, Buffer, Commit, Drive, DriveError, Failures};
+use crate::media::{Blocks, Buffer, Commit, Drive, DriveError, Failures};
 use crate::sync::Mutex;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Blocks that are looked up at once: 1 MiB.
 const PART: usize = 256;
-/// Most unwanted bytes between two payloads that one read of the log gets.
-const GAP: u64 = 4096;
 /// Most bytes of a read of the log.
 const RUN: u64 = 256 << 10;
 
@@ -133,9 +133,8 @@ impl LogReadDrive {
         }
         readings.sort_unstable_by_key(|(_, reading)| reading.at);
         let mut runs: Vec<(u64, u64)> = Vec::new();
-        for (_, Reading { at, len, .. }) in readings.iter() {
-            let from = at / ALIGN as u64 * ALIGN as u64;
-            let to = (at + u64::from(*len)).next_multiple_of(ALIGN as u64);
+        for (_, reading) in readings.iter() {
+            let Range { start: from, end: to } = aligned(reading);
             match runs.last_mut() {
                 Some((start, end)) if from <= *end + GAP && to - *start <= RUN => {
                     *end = to.max(*end);

@@ -7,7 +7,7 @@
 use crate::BLOCK_SIZE;
 use crate::GROUP;
 use crate::codec::together;
-use crate::codec::{self, Algorithm, Codec, Coding, Encoded};
+use crate::codec::{self, Algorithm, Codec, Encoded};
 use crate::log::disk::cluster;
 use crate::log::disk::format::{CLUSTER, Kind};
 
@@ -173,20 +173,14 @@ impl Packing {
             self.alone.note(shrunk.is_some());
             shrunk
         });
-        let (now, len) = match encoded {
+        (*kind, *used) = match encoded {
             Some(Encoded::Same(0)) => (Kind::Zeros, 0),
-            Some(Encoded::Same(word)) => {
-                let word = u64::from(word) << 32 | u64::from(word);
-                out[..8].copy_from_slice(&word.to_le_bytes());
-                (Kind::Same, 8)
+            Some(encoded) => {
+                let (len, coding) = encoded.spelled(out);
+                (Kind::of(coding), len)
             }
-            Some(Encoded::Payload(len, Coding::Lz4)) => (Kind::Lz4, len),
-            Some(Encoded::Payload(len, Coding::Zstd)) => (Kind::Zstd, len),
-            Some(Encoded::Payload(len, Coding::Fill)) => (Kind::Same, len),
-            // One block is never encoded as a cluster.
-            None | Some(Encoded::Payload(_, Coding::Raw | Coding::Cluster(_))) => (Kind::Raw, 0),
+            None => (Kind::Raw, 0),
         };
-        (*kind, *used) = (now, len);
     }
 }
 

@@ -10,7 +10,7 @@ use super::version::Version;
 use super::window::Below;
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
-use crate::codec::{Codec, fill};
+use crate::codec::{Codec, doubled, fill};
 use crate::media::prefetch;
 use crate::stats::Counts;
 
@@ -85,7 +85,7 @@ impl Store {
                     Ok(())
                 }
                 Home::Same(word) => {
-                    fill(out, u64::from(word) << 32 | u64::from(word));
+                    fill(out, doubled(word));
                     Ok(())
                 }
                 Home::Damaged => Err(Why::Damaged),

@@ -1,6 +1,6 @@
-//! The kernel's table of swap areas.
+//! The kernel's table of swap areas: `/proc/swaps`.
 
-use crate::media::mounts::unescape;
+use super::mounts::unescape;
 use std::path::PathBuf;
 
 /// How full a swap device is.
@@ -15,12 +15,12 @@ pub struct Swapped {
 }
 
 /// The devices and files that the kernel swaps to.
-pub(super) fn swaps() -> Vec<PathBuf> {
+pub fn swaps() -> Vec<PathBuf> {
     swap_areas().into_iter().map(|(path, _)| path).collect()
 }
 
 /// As [`swaps`], with how full each is.
-pub(super) fn swap_areas() -> Vec<(PathBuf, Swapped)> {
+pub fn swap_areas() -> Vec<(PathBuf, Swapped)> {
     parse_swaps(&std::fs::read_to_string("/proc/swaps").unwrap_or_default())
 }
 
