@@ -170,7 +170,7 @@ remedies! {
     );
     /// A store of objects fails, has damage or another owner.
     STORE_FAILS = Remedy::safe(
-        "if it was taken over, end this one (`ztier down NAME`); else mend the store or the way to \
+        "if it was taken over, end this one (`ztier down NAME`); else repair the store or the way to \
          it, or restore the object from a copy",
     );
     /// A drive fails, and nothing is lost yet.
@@ -425,7 +425,7 @@ mod tests {
     use super::*;
 
     /// The words that must name each loss.
-    fn said(loses: Loses) -> &'static [&'static str] {
+    fn naming(loses: Loses) -> &'static [&'static str] {
         match loses {
             Loses::Nothing => &[],
             Loses::Memory => {
@@ -461,7 +461,7 @@ mod tests {
                 assert!(flag.is_none() && instead.is_none(), "{name} loses something: {text}");
                 continue;
             }
-            let tells = said(loses).iter().any(|words| text.contains(words));
+            let tells = naming(loses).iter().any(|words| text.contains(words));
             assert!(tells, "{name} does not say what is lost: {text}");
             let at = flag.or_else(|| text.find("--force"));
             let Some(at) = at else { panic!("{name} loses nothing that is known: {text}") };

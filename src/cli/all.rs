@@ -3,7 +3,7 @@
 //! Invariant: a volume may be the drive of another one; what fails is tried again after another
 //! volume has come up or gone down, and no more often.
 
-use super::told;
+use super::print_all_but_last;
 use crate::config::{Paths, Settings};
 use crate::error::{Error, Result};
 
@@ -24,7 +24,7 @@ pub(super) fn each(mut names: Vec<String>, act: impl Fn(&str) -> Result<()>) -> 
             }
         });
         if wrong.is_empty() || names.len() == before {
-            return told(wrong);
+            return print_all_but_last(wrong);
         }
     }
 }

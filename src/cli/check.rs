@@ -3,7 +3,7 @@
 //! Invariants: what is a trouble is judged in [`crate::stats::health`], as for all other commands;
 //! beyond `status`, a volume that is filling or coming up is one, because it may need attention.
 
-use super::{PATIENCE, gone, named, remedy_for, told};
+use super::{PATIENCE, gone, named, print_all_but_last, remedy_for};
 use crate::config::{Paths, name};
 use crate::daemon::survey::{Seen, Survey};
 use crate::error::{Error, Result};
@@ -20,7 +20,7 @@ pub(super) fn check(paths: Paths, names: &[String]) -> Result<()> {
     survey.look_around(PATIENCE)?;
     let (known, mut wrong) = named(&paths, &survey, names);
     wrong.extend(known.into_iter().flat_map(|(name, seen)| troubles(name, seen)));
-    told(wrong)
+    print_all_but_last(wrong)
 }
 
 /// The troubles of one volume.
@@ -28,7 +28,7 @@ fn troubles(name: &str, seen: &Seen) -> Vec<Error> {
     let one = |text: String| Error::degraded(format!("volume `{name}`{text}"));
     match seen {
         Seen::Up { sample, .. } => {
-            let told = |trouble: Trouble| {
+            let row = |trouble: Trouble| {
                 let error = one(format!(": {}", trouble.text));
                 match trouble.health {
                     // Its text says what to do.
@@ -36,7 +36,7 @@ fn troubles(name: &str, seen: &Seen) -> Vec<Error> {
                     _ => error.hint(remedy_for(name, &trouble)),
                 }
             };
-            sample.stats.troubles(time::now()).into_iter().map(told).collect()
+            sample.stats.troubles(time::now()).into_iter().map(row).collect()
         }
         Seen::Starting { step: None } => vec![one(" is coming up".into())],
         Seen::Starting { step: Some(step) } => vec![one(format!(" is coming up: {step}"))],

@@ -178,7 +178,7 @@ impl Watch {
                 return Ok(());
             }
         }
-        super::told(wrong)
+        super::print_all_but_last(wrong)
     }
 
     /// Prints events as they come, until the reader is gone.

@@ -4,7 +4,7 @@
 //! knows without looking at other processes: the time for one does not grow with the number of
 //! volumes.
 
-use super::{PATIENCE, ill, output, told};
+use super::{PATIENCE, ill, output, print_all_but_last};
 use crate::config::Paths;
 use crate::config::size::{human, ratio};
 use crate::control::{Homes, Role};
@@ -157,7 +157,7 @@ impl List {
                 output::remark(&format!("{}: {error}", row.name));
             }
         }
-        told(rows.into_iter().filter_map(|row| row.wrong).collect())
+        print_all_but_last(rows.into_iter().filter_map(|row| row.wrong).collect())
     }
 
     /// The columns to print on a terminal of `width` columns, or elsewhere.

@@ -288,7 +288,7 @@ fn named<'a>(
 ///
 /// # Errors
 /// The last of `wrong`, if there is one.
-fn told(mut wrong: Vec<Error>) -> Result<()> {
+fn print_all_but_last(mut wrong: Vec<Error>) -> Result<()> {
     let Some(last) = wrong.pop() else { return Ok(()) };
     for error in wrong {
         output::remark(&format!("ztier: {error}"));

@@ -6,7 +6,7 @@
 use super::output;
 use crate::error::{Error, Result};
 use crate::escape::join_lines;
-use crate::system::within::{self, Said};
+use crate::system::within::{self, Output};
 use std::fmt::Write;
 use std::process::Command;
 use std::time::Duration;
@@ -126,10 +126,10 @@ fn systemctl(args: &[&str], limit: Duration) -> Result<()> {
 }
 
 /// Calls `systemctl`, at most for `limit`.
-fn call(args: &[&str], limit: Duration) -> Result<Said> {
+fn call(args: &[&str], limit: Duration) -> Result<Output> {
     let mut command = Command::new(SYSTEMCTL);
     command.arg("--no-ask-password").args(args).env("LC_ALL", "C");
-    within::said(&mut command, &format!("`{SYSTEMCTL} {}`", args.join(" ")), limit, |_| {})
+    within::output(&mut command, &format!("`{SYSTEMCTL} {}`", args.join(" ")), limit, |_| {})
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! `ztier status`: what a running volume is, what it holds, and what holds it.
 
-use super::{PATIENCE, adapting, check, client, gone, ill, named, output, told};
+use super::{PATIENCE, adapting, check, client, gone, ill, named, output, print_all_but_last};
 use crate::config::log::LogPlan;
 use crate::config::plan::SpillPlan;
 use crate::config::size::{exact, human, ratio};
@@ -68,7 +68,7 @@ impl Status {
             true => output::json(&all),
             false => output::print(&all.iter().map(text).collect::<Vec<_>>().join("\n")),
         }?;
-        told(wrong)
+        print_all_but_last(wrong)
     }
 }
 

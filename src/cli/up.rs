@@ -3,7 +3,7 @@
 use super::files::{self, Made, Wanted};
 use super::progress_line::ProgressLine;
 use super::service::{self, Manager};
-use super::{adapting, all, ensure, output, sound, status, take_over, told};
+use super::{adapting, all, ensure, output, print_all_but_last, sound, status, take_over};
 use crate::config::export::Export;
 use crate::config::plan;
 use crate::config::saved::{BOOT, Change};
@@ -183,7 +183,7 @@ impl Up {
             let one = Self { name: Some(name.to_owned()), all: false, ..self.clone() };
             if is_up { Ok(()) } else { one.run() }
         });
-        told(wrong.into_iter().chain(done.err()).collect())
+        print_all_but_last(wrong.into_iter().chain(done.err()).collect())
     }
 
     /// What is left to do for a volume that is up as asked.

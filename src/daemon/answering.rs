@@ -146,7 +146,7 @@ impl Running {
         if let Some(trouble) = stats.object.as_ref().and_then(|object| object.trouble.as_ref()) {
             let text = format!("volume `{name}` still has {blocks} blocks in its log: {trouble}");
             return Error::degraded(text)
-                .hint("mend the store or the way to it; what the log holds gets there then");
+                .hint("repair the store or the way to it; what the log holds gets there then");
         }
         let last = stats.drives.iter().max_by_key(|drive| drive.last_unix_s());
         let why = match (fails, last) {

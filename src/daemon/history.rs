@@ -157,7 +157,7 @@ impl History {
 }
 
 /// Adds an event whose text is a line in the daemon's log, too.
-pub(super) fn told(history: &History, kind: EventKind, about: Option<&str>, text: &str) {
+pub(super) fn record(history: &History, kind: EventKind, about: Option<&str>, text: &str) {
     log::line(text);
     history.add(kind, about, text);
 }

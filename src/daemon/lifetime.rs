@@ -1,7 +1,7 @@
 //! The daemon itself, from taking the lock to removing the last file.
 
 use super::event_hook::EventHook;
-use super::history::told;
+use super::history::record;
 use super::making::{self, Made};
 use super::memory_holder::MemoryHolder;
 use super::phase::{End, Ended};
@@ -134,7 +134,7 @@ pub fn run(
     let now = ready_of(&running, removed, notes);
     let endpoints = now.endpoints.join(" ");
     let up = format!("{name} is up: {endpoints}");
-    told(&running.served.history, EventKind::Up, None, &up);
+    record(&running.served.history, EventKind::Up, None, &up);
     let hook = start_hook(&running);
     notify::send(&format!("READY=1\nMAINPID={}\nSTATUS={}\n", now.pid, escape(&endpoints)));
     let mut presence = Presence { control, lock };

@@ -3,7 +3,7 @@
 //! Invariant: the thread changes the limit only while no other thread changes the volume's sizes,
 //! and meanwhile holds no lock that requests or control requests need.
 
-use super::history::{History, told};
+use super::history::{History, record};
 use super::log;
 use super::served::Served;
 use crate::BLOCK_SIZE;
@@ -50,9 +50,9 @@ impl Limiter {
     /// The thread cannot be started.
     pub(super) fn start(volume: Weak<Served>) -> Result<Self> {
         let report = Arc::default();
-        let told = Arc::clone(&report);
+        let latest = Arc::clone(&report);
         let thread = Worker::start("ztier-limiter", volume, |volume, stop| {
-            let mut adapting = Adapting::new(told);
+            let mut adapting = Adapting::new(latest);
             while !stop.load(Ordering::Acquire) && adapting.step(volume) {
                 std::thread::park_timeout(STEP);
             }
@@ -82,11 +82,11 @@ struct Adapting {
     steps: u32,
     changes: u64,
     last: Option<Change>,
-    told: Arc<Mutex<Option<Report>>>,
+    latest: Arc<Mutex<Option<Report>>>,
 }
 
 impl Adapting {
-    fn new(told: Arc<Mutex<Option<Report>>>) -> Self {
+    fn new(latest: Arc<Mutex<Option<Report>>>) -> Self {
         Self {
             sampler: Sampler::of_this_machine(),
             controller: Controller::default(),
@@ -99,7 +99,7 @@ impl Adapting {
             steps: 0,
             changes: 0,
             last: None,
-            told,
+            latest,
         }
     }
 
@@ -129,7 +129,7 @@ impl Adapting {
                 Err(e) => self.failed(now, &ours, &e),
             }
         } else if let Some(text) = self.ramp.unchanged(now) {
-            told(&served.history, EventKind::LimitChanged, Some("memory"), &text);
+            record(&served.history, EventKind::LimitChanged, Some("memory"), &text);
         }
         if decision.recompress && plan.recompress == Recompress::Idle {
             // If recompression gains nothing, or has no memory, the data stays as it is.
@@ -179,12 +179,12 @@ impl Adapting {
         let unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         self.last = Some(Change { from_bytes: from, to_bytes: to, unix_s, reason });
         for text in self.ramp.changed(now, (from, to), reason).into_iter().flatten() {
-            told(history, EventKind::LimitChanged, Some("memory"), &text);
+            record(history, EventKind::LimitChanged, Some("memory"), &text);
         }
     }
 
     fn tell(&self, machine: &Machine, bounds: &Bounds, decision: Decision) {
-        *self.told.lock() = Some(Report {
+        *self.latest.lock() = Some(Report {
             bounds: *bounds,
             reason: decision.reason,
             why: decision.reason.to_string(),

@@ -193,8 +193,8 @@ mod tests {
     fn one_change_at_a_time_has_the_turn() {
         let phase = phase();
         let turn = phase.begin(Change::Swapoff).unwrap();
-        let told = refusal(&phase, Change::Down);
-        assert!(told.starts_with("volume `v` is being changed by swapoff, for "), "{told}");
+        let refused = refusal(&phase, Change::Down);
+        assert!(refused.starts_with("volume `v` is being changed by swapoff, for "), "{refused}");
         assert!(!turn.ends());
         std::thread::scope(|scope| {
             let next = scope.spawn(|| phase.begin(Change::Down).map(|turn| turn.ends()));

@@ -344,7 +344,10 @@ fn after_failure(plan: &Plan, paths: &Paths, why: &Error) -> Error {
                 "the daemon of volume `{}` did not come up: {why}{last}",
                 plan.name
             ))
-            .hint(format!("what it held is kept: mend that, then `ztier restart {}`", plan.name));
+            .hint(format!(
+                "what it held is kept: repair that, then `ztier restart {}`",
+                plan.name
+            ));
         }
         _ => clean_up(&files),
     };

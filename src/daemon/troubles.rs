@@ -4,7 +4,7 @@
 //! Invariant: only the daemon's main thread writes the log, so a thread that finds trouble, such as
 //! a drive's, never waits for it.
 
-use super::history::{History, told};
+use super::history::{History, record};
 use super::signals::Event;
 use crate::control::EventKind;
 use crate::device::Alarm;
@@ -22,7 +22,7 @@ const AGAIN: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A reported trouble.
-struct Told {
+struct Reported {
     health: Health,
     text: String,
     at: Instant,
@@ -72,9 +72,9 @@ impl Refusing {
 
 /// The reported troubles.
 pub(super) struct Troubles {
-    /// Whether the main thread was told to check, and has not yet.
+    /// Whether the main thread was asked to check, and has not yet.
     called: Arc<AtomicBool>,
-    told: BTreeMap<About, Told>,
+    reported: BTreeMap<About, Reported>,
     refusing: Refusing,
     /// The last check.
     last: Option<Instant>,
@@ -87,8 +87,8 @@ impl Troubles {
     pub fn new() -> Self {
         // The first check reports troubles from the start of the volume.
         let next = Some(Instant::now());
-        let (told, refusing) = (BTreeMap::new(), Refusing::default());
-        Self { called: Arc::default(), told, refusing, last: None, next }
+        let (reported, refusing) = (BTreeMap::new(), Refusing::default());
+        Self { called: Arc::default(), reported, refusing, last: None, next }
     }
 
     /// The alarm that makes the main thread check. It neither waits nor allocates.
@@ -126,10 +126,10 @@ impl Troubles {
         let mut reports = self.news(&stats.troubles(crate::stats::time::now()), now);
         reports.extend(self.refusing.look(stats.no_space, now));
         for Report { kind, about, text } in reports {
-            told(history, kind, Some(about), &text);
+            record(history, kind, Some(about), &text);
         }
         self.last = Some(now);
-        let lasts = !self.told.is_empty() || self.refusing.last.is_some();
+        let lasts = !self.reported.is_empty() || self.refusing.last.is_some();
         self.next = match (history.is_read(), lasts) {
             (true, _) => Some(now + PAUSE),
             (false, true) => Some(now + AGAIN),
@@ -141,18 +141,18 @@ impl Troubles {
     fn news(&mut self, troubles: &[Trouble], now: Instant) -> Vec<Report> {
         let mut reports = Vec::new();
         for Trouble { health, about, text } in troubles {
-            let known = self.told.get(about);
-            let is_new = known.is_none_or(|told| {
-                told.health != *health || told.text != *text && now >= told.at + AGAIN
+            let known = self.reported.get(about);
+            let is_new = known.is_none_or(|reported| {
+                reported.health != *health || reported.text != *text && now >= reported.at + AGAIN
             });
             if is_new {
-                let told = Told { health: *health, text: text.clone(), at: now };
-                self.told.insert(*about, told);
+                let reported = Reported { health: *health, text: text.clone(), at: now };
+                self.reported.insert(*about, reported);
                 let (kind, about) = (EventKind::of(*health), about.name());
                 reports.push(Report { kind, about, text: text.clone() });
             }
         }
-        self.told.retain(|about, Told { text, .. }| {
+        self.reported.retain(|about, Reported { text, .. }| {
             let goes_on = troubles.iter().any(|trouble| trouble.about == *about);
             if !goes_on {
                 let text = format!("over: {text}");

@@ -14,7 +14,7 @@ use crate::system::holders::{backing_file, lasting, of_block_device};
 use crate::system::link::{device_of, is_device_of_ours};
 use crate::system::loopdev;
 use crate::system::mounts::{mounted_on, mounts, ours_on};
-use crate::system::within::said;
+use crate::system::within::output;
 use rustix::mount::{UnmountFlags, unmount};
 use std::fs;
 use std::io::ErrorKind;
@@ -233,7 +233,7 @@ fn abort(point: &Path) {
 pub(super) fn fusermount(point: &Path, lazy: bool) -> Result<()> {
     let mut command = Command::new("fusermount3");
     command.args(if lazy { ["-u", "-q", "-z", "--"].as_slice() } else { &["-u", "-q", "--"] });
-    let done = said(command.arg(point), "`fusermount3`", LIMIT, |_| {})?;
+    let done = output(command.arg(point), "`fusermount3`", LIMIT, |_| {})?;
     if done.status.success() || !mounts().iter().any(|m| m.point == point) {
         return Ok(());
     }

@@ -11,7 +11,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// How many kinds of failure (action and errno) are told apart; a new kind replaces the one that
+/// How many kinds of failure (action and errno) are failure_of apart; a new kind replaces the one that
 /// was seen least recently.
 const KINDS: usize = 8;
 
@@ -93,7 +93,7 @@ impl Failures {
     pub fn seen(&self) -> Vec<Failure> {
         let Kinds { mut all, .. } = *self.kinds.lock();
         all.sort_unstable_by_key(|kind| std::cmp::Reverse(kind.map(|kind| kind.number)));
-        all.iter().flatten().map(told).collect()
+        all.iter().flatten().map(failure_of).collect()
     }
 }
 
@@ -103,7 +103,7 @@ impl fmt::Debug for Failures {
     }
 }
 
-fn told(kind: &Kind) -> Failure {
+fn failure_of(kind: &Kind) -> Failure {
     let Kind { last, count, first_unix_s, last_unix_s, .. } = *kind;
     let DriveError { action, at, len, errno } = last;
     Failure {

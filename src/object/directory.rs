@@ -140,9 +140,9 @@ impl Directory {
 
     fn read_failed(&self, key: &str, e: &io::Error) -> Failure {
         // Of a directory that is gone nothing can be said. One that is empty has no root.
-        let told = key == ROOT || self.dir.join("chain").is_dir();
+        let is_known = key == ROOT || self.dir.join("chain").is_dir();
         match e.kind() {
-            ErrorKind::NotFound if told => Failure::Missing,
+            ErrorKind::NotFound if is_known => Failure::Missing,
             _ => self.failed("read", key, e),
         }
     }

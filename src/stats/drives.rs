@@ -88,11 +88,11 @@ pub struct Failure {
 impl Failing {
     /// What failed last, in one line.
     pub fn last(&self) -> Option<String> {
-        self.failures.first().map(|failure| self.told(failure))
+        self.failures.first().map(|failure| self.describe(failure))
     }
 
     /// The drive and one of its failures, in one line.
-    pub fn told(&self, failure: &Failure) -> String {
+    pub fn describe(&self, failure: &Failure) -> String {
         format!("{} {}: {failure}", self.role.name(), self.path)
     }
 

@@ -150,7 +150,7 @@ impl Stats {
             let recent = |failure: &&Failure| failure.last_unix_s + RECENT > now;
             all.extend(drive.failures.iter().filter(recent).map(|failure| {
                 let about = About::Drive(drive.role, failure.operation, failure.errno);
-                Trouble::new(Health::Degraded, about, drive.told(failure))
+                Trouble::new(Health::Degraded, about, drive.describe(failure))
             }));
         }
         all.sort_by_key(|trouble| std::cmp::Reverse(trouble.health));

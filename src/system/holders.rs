@@ -12,6 +12,7 @@ use crate::media::sysfs::{entries, is_partition, loop_file, name};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The holders of the block device `device` or a partition of it, except this process, in words
 /// (`mounted on /mnt`, `swap`, `process 123 (fio)`). Best effort: only root sees the holders of
@@ -37,6 +38,17 @@ pub(crate) fn of_block_device(device: &Path) -> Vec<String> {
     }
     held.extend(processes(|link| nodes.iter().any(|node| node.is(link))));
     held.into_iter().collect()
+}
+
+/// How long processes that only look at a device keep it, mostly.
+pub(crate) const LOOK: Duration = Duration::from_millis(500);
+/// The same for udev's workers, which no user can end and which a busy machine delays.
+const LOOK_OF_UDEV: Duration = Duration::from_secs(10);
+
+/// How long `holder`, a process, may look at a device before it counts as a user of it.
+pub(crate) fn patience_with(holder: &str) -> Duration {
+    let is_udev = ["((udev-worker))", "(systemd-udevd)"].iter().any(|name| holder.ends_with(name));
+    if is_udev { LOOK_OF_UDEV } else { LOOK }
 }
 
 /// The first of `holders` that stays until a user ends it. A process may only look for a moment, as
@@ -211,5 +223,9 @@ mod tests {
         let held = ["process 1 (blkid)", "swap"].map(str::to_owned);
         assert_eq!(lasting(&held), Some(&held[1]));
         assert_eq!(lasting(&held[..1]), None);
+        assert_eq!(patience_with(&held[0]), LOOK);
+        for udev in ["process 524 ((udev-worker))", "process 5 (systemd-udevd)"] {
+            assert!(patience_with(udev) > LOOK);
+        }
     }
 }

@@ -329,7 +329,7 @@ fn run(
             tell += TELL;
         }
     };
-    let done = within::said(&mut command, &what(), limit, look)?;
+    let done = within::output(&mut command, &what(), limit, look)?;
     // With status 1, e2fsck reports that it corrected something.
     if done.status.success() || (program == "e2fsck" && done.status.code() == Some(1)) {
         return Ok(());

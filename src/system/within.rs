@@ -16,7 +16,7 @@ const TO_DIE: Duration = Duration::from_secs(2);
 const SAID: u64 = 64 << 10;
 
 /// What a program that ended has said.
-pub struct Said {
+pub struct Output {
     pub status: ExitStatus,
     pub out: String,
     pub err: String,
@@ -27,12 +27,12 @@ pub struct Said {
 ///
 /// # Errors
 /// It can't be started, or takes too long.
-pub fn said(
+pub fn output(
     command: &mut Command,
     shown: &str,
     limit: Duration,
     look: impl FnMut(Duration),
-) -> Result<Said> {
+) -> Result<Output> {
     let what = || format!("cannot run {shown}");
     // Files, because a full pipe would stop the program.
     let file = || memfd_create("ztier:said", MemfdFlags::CLOEXEC).map(File::from);
@@ -44,7 +44,11 @@ pub fn said(
         let seconds = limit.as_secs();
         return Err(Error::failure(format!("{shown} takes longer than {seconds} s")));
     };
-    Ok(Said { status, out: text(&mut out).context(what())?, err: text(&mut err).context(what())? })
+    Ok(Output {
+        status,
+        out: text(&mut out).context(what())?,
+        err: text(&mut err).context(what())?,
+    })
 }
 
 fn text(file: &mut File) -> std::io::Result<String> {
@@ -124,7 +128,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "starts programs")]
     fn what_it_says_may_be_more_than_a_pipe_holds() {
         let run = |script: &str, limit| {
-            said(Command::new("sh").args(["-c", script]), "`sh`", limit, |_| {})
+            output(Command::new("sh").args(["-c", script]), "`sh`", limit, |_| {})
         };
         let long = Duration::from_secs(60);
         let done = run("head -c 200000 /dev/zero | tr '\\0' x; echo no >&2; exit 3", long).unwrap();

@@ -172,7 +172,7 @@ fn call(program: &str, args: &[String]) -> Result<()> {
     let shown = format!("`{short} {}`", args.join(" "));
     let mut command = Command::new(program);
     command.args(args).env("LC_ALL", "C");
-    let done = within::said(&mut command, &shown, PATIENCE, |_| {})?;
+    let done = within::output(&mut command, &shown, PATIENCE, |_| {})?;
     match done.status.success() {
         true => Ok(()),
         false => Err(Error::failure(format!("{shown} failed: {}", join_lines(done.err.trim())))),

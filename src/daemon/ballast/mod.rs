@@ -144,7 +144,7 @@ pub(super) struct Fitting {
     /// Until when ballast does not grow.
     rush: Option<Instant>,
     /// Whether the log has the reason why ballast is missing.
-    told: bool,
+    logged: bool,
 }
 
 impl Fitting {
@@ -167,7 +167,7 @@ impl Fitting {
             grows: false,
             used: 0,
             rush: None,
-            told: false,
+            logged: false,
         }
     }
 
@@ -234,7 +234,7 @@ impl Fitting {
         let held = if holder.held() == bytes { bytes } else { holder.resize(bytes)? };
         self.held.store(held, Ordering::Release);
         if held == bytes {
-            self.told = false;
+            self.logged = false;
         } else {
             self.most = Some((held, Instant::now() + REST));
             self.tell("the kernel does not swap out all of it");
@@ -249,7 +249,7 @@ impl Fitting {
 
     /// Logs why ballast is missing, once.
     fn tell(&mut self, why: &str) {
-        if !std::mem::replace(&mut self.told, true) {
+        if !std::mem::replace(&mut self.logged, true) {
             log::line(&format!("{}: no ballast for swap: {why}", self.volume));
         }
     }

@@ -70,7 +70,7 @@ fn follow(served: &Weak<Served>, stop: &AtomicBool, device: &Path) {
         let Some(served) = served.upgrade() else { return };
         return log::line(&format!("{}: no news of freed swap slots: {e}", served.name));
     }
-    let (mut pause, mut told) = (BEGIN, false);
+    let (mut pause, mut logged) = (BEGIN, false);
     while !waits(pause, stop) {
         // An area that has ended by hand may begin again at any time.
         pause = BEGIN;
@@ -82,12 +82,12 @@ fn follow(served: &Weak<Served>, stop: &AtomicBool, device: &Path) {
             Ok(news) => {
                 log::line(&format!("{}: blocks of freed swap slots are dropped", strong.name));
                 drop(strong);
-                told = false;
+                logged = false;
                 drop_all(served, &news, stop);
             }
             Err(e) => {
                 pause = RETRY;
-                if !std::mem::replace(&mut told, true) && !ended() {
+                if !std::mem::replace(&mut logged, true) && !ended() {
                     log::line(&format!("{}: no news of freed swap slots: {e}", strong.name));
                 }
             }

@@ -64,14 +64,14 @@ pub fn main() -> Result<()> {
     // The memory holder must answer even if it keeps the memory of swap. Without the right to lock
     // memory it still works for other uses.
     let _ = rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::ONFAULT);
-    let told = keeping.daemon.iter().try_for_each(|daemon| send(daemon, Answer::Done, &[]));
-    match told {
+    let sent = keeping.daemon.iter().try_for_each(|daemon| send(daemon, Answer::Done, &[]));
+    match sent {
         Ok(()) => keeping.serve(),
         // A daemon that died by now had nothing in memory yet, and its leftovers may be removed
         // already.
         Err(_) => keeping.vanish(),
     }
-    told
+    sent
 }
 
 struct Keeping {
@@ -108,7 +108,7 @@ impl Keeping {
         }
     }
 
-    /// Serves until it is told to end, or no daemon can find it any more: its socket was removed.
+    /// Serves until it is asked to end, or no daemon can find it any more: its socket was removed.
     fn serve(&mut self) {
         loop {
             let mut fds = vec![PollFd::new(&self.socket, PollFlags::IN)];

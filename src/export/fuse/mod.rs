@@ -27,9 +27,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a stop waits for processes that only look (udev, blkid) before they count as holders.
-const LOOKERS_WAIT: Duration = Duration::from_millis(500);
-
 /// How to export a device.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -195,12 +192,12 @@ impl FuseLoop {
 
     /// Waits a little for processes that only look, then refuses because of the first holder.
     fn refuse_held(&self) -> Result<()> {
-        let deadline = Instant::now() + LOOKERS_WAIT;
+        let begun = Instant::now();
         loop {
             let held = self.holders();
             let lasting = holders::lasting(&held);
             match lasting.or(held.first()) {
-                Some(h) if lasting.is_some() || Instant::now() >= deadline => {
+                Some(h) if lasting.is_some() || begun.elapsed() >= holders::patience_with(h) => {
                     return Err(loopdev::in_use(self.shown_as(), h));
                 }
                 Some(_) => std::thread::sleep(Duration::from_millis(50)),

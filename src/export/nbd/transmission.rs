@@ -63,7 +63,7 @@ pub fn serve(
 
 /// The protocol's number of an error. Clients take unknown numbers for EINVAL, that is for their
 /// own mistake.
-fn told(error: IoError) -> u32 {
+fn errno_of(error: IoError) -> u32 {
     match Errno::from_raw_os_error(error.errno()) {
         Errno::PERM | Errno::ROFS => errno::EPERM,
         Errno::NOMEM => errno::ENOMEM,
@@ -162,7 +162,7 @@ impl Server<'_> {
         }
         match done {
             Ok(()) => self.output.put(&proto::simple_reply(0, r.cookie)),
-            Err(e) => self.fail(r, told(e)),
+            Err(e) => self.fail(r, errno_of(e)),
         }
         Ok(())
     }
@@ -222,7 +222,7 @@ impl Server<'_> {
         };
         match done {
             Ok(()) => self.output.put(&proto::simple_reply(0, r.cookie)),
-            Err(e) => self.fail(r, told(e)),
+            Err(e) => self.fail(r, errno_of(e)),
         }
         Ok(())
     }
@@ -281,7 +281,7 @@ impl Server<'_> {
         if !buf.is_empty()
             && let Err(e) = self.channel.submit(device::Request::Read { offset, buf }, arrived)
         {
-            self.fail(r, told(e));
+            self.fail(r, errno_of(e));
             return false;
         }
         self.output.commit(total);
@@ -304,7 +304,7 @@ impl Server<'_> {
         let room = &mut self.output.room(slack + r.len as usize)[..slack + r.len as usize];
         let (offset, buf) = (r.offset, &mut room[slack..]);
         if let Err(e) = self.channel.submit(device::Request::Read { offset, buf }, arrived) {
-            self.fail(r, told(e));
+            self.fail(r, errno_of(e));
             return false;
         }
         let (mut from, mut to) = (0, 0);
@@ -356,7 +356,7 @@ impl Server<'_> {
         let most = if one { 1 } else { STATUS_EXTENTS };
         let extents = match self.device.extents(r.offset, len, most) {
             Ok(extents) => proto::coalesce(extents, len),
-            Err(e) => return self.fail(r, told(e)),
+            Err(e) => return self.fail(r, errno_of(e)),
         };
         if extents.is_empty() {
             return self.fail(r, errno::EIO);

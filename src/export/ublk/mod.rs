@@ -42,9 +42,6 @@ use std::time::{Duration, Instant};
 /// The most bytes of one request.
 const MAX_IO: usize = 1 << 20;
 
-/// How long a stop waits for processes that only look (udev, blkid) before they count as holders.
-const LOOKERS_WAIT: Duration = Duration::from_millis(500);
-
 /// Time limit of commands that may wait for another process.
 const LIMIT: Duration = Duration::from_secs(8);
 
@@ -277,7 +274,7 @@ impl Ublk {
     /// returned descriptor keeps other processes from opening the device exclusively; `None`: the
     /// device is gone, because the kernel has completed a late stop.
     fn claim(&self) -> Result<Option<OwnedFd>> {
-        let deadline = Instant::now() + LOOKERS_WAIT;
+        let begun = Instant::now();
         let (shown, device) = (self.options.link(), self.block_device());
         loop {
             let claimed = node::claim(&device);
@@ -286,13 +283,15 @@ impl Ublk {
             match (lasting.or(held.first()), claimed) {
                 (None, Ok(node)) => return Ok(Some(node)),
                 (None, Err(e)) if is_gone(e) && !node::exists(&device) => return Ok(None),
-                (None, Err(Errno::BUSY)) if Instant::now() >= deadline => {
+                (None, Err(Errno::BUSY)) if begun.elapsed() >= holders::LOOK => {
                     return Err(loopdev::in_use(&shown, "something invisible from here"));
                 }
                 (None, Err(e)) if e != Errno::BUSY => {
                     return Err(e).context(format!("cannot open {}", shown.display()));
                 }
-                (Some(h), _) if lasting.is_some() || Instant::now() >= deadline => {
+                (Some(h), _)
+                    if lasting.is_some() || begun.elapsed() >= holders::patience_with(h) =>
+                {
                     return Err(loopdev::in_use(&shown, h));
                 }
                 _ => std::thread::sleep(Duration::from_millis(50)),

@@ -109,7 +109,7 @@ impl Core {
 
     /// The next command for the log's drive, if there is one now.
     pub fn next_command(&mut self) -> Option<Command> {
-        self.mend();
+        self.rewrite_if_stuck();
         self.recommit();
         self.step_window();
         self.step_release();

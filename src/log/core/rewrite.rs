@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 impl Core {
     /// After a failure, once nothing is in flight: lays out anew what is not durable.
-    pub(super) fn mend(&mut self) {
+    pub(super) fn rewrite_if_stuck(&mut self) {
         if !self.commit.is_stuck() {
             return;
         }

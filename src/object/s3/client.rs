@@ -72,21 +72,21 @@ fn way(endpoint: &str) -> Option<Way> {
 /// # Errors
 /// The environment describes none, or this machine trusts no authority for TLS.
 pub fn make(bucket: &str) -> Result<AmazonS3> {
-    let told = AmazonS3Builder::from_env();
+    let builder = AmazonS3Builder::from_env();
     let option = |key| AmazonS3ConfigKey::Client(key);
-    let said = |key: AmazonS3ConfigKey| told.get_config_value(&key).filter(|v| !v.is_empty());
-    let endpoint = said(AmazonS3ConfigKey::S3Endpoint).or(said(AmazonS3ConfigKey::Endpoint));
+    let given = |key: AmazonS3ConfigKey| builder.get_config_value(&key).filter(|v| !v.is_empty());
+    let endpoint = given(AmazonS3ConfigKey::S3Endpoint).or(given(AmazonS3ConfigKey::Endpoint));
     let way = endpoint.as_ref().map_or(Some(Way::Tls), |endpoint| way(endpoint));
     let Some(way) = way else {
         return Err(Error::usage("AWS_ENDPOINT_URL is no endpoint")
             .hint("write it like https://host:port, without a name or password"));
     };
-    if way == Way::Open && said(option(ClientConfigKey::AllowHttp)).as_deref() != Some("true") {
+    if way == Way::Open && given(option(ClientConfigKey::AllowHttp)).as_deref() != Some("true") {
         let text = "AWS_ENDPOINT_URL is without TLS, and not on this machine";
         return Err(Error::usage(text)
             .hint("use https://, or set AWS_ALLOW_HTTP=true for a network that you trust"));
     }
-    let has = |key| said(key).is_some();
+    let has = |key| given(key).is_some();
     if has(AmazonS3ConfigKey::AccessKeyId) != has(AmazonS3ConfigKey::SecretAccessKey) {
         return Err(Error::usage("of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY one is missing")
             .hint("set both, or none to use the machine's role"));
@@ -95,15 +95,16 @@ pub fn make(bucket: &str) -> Result<AmazonS3> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (agent, plain) = (concat!("ztier/", env!("CARGO_PKG_VERSION")), way != Way::Tls);
     let asks_proxy = has(option(ClientConfigKey::ProxyUrl));
-    let told = match endpoint.filter(|_| way == Way::Loopback && !asks_proxy) {
+    let builder = match endpoint.filter(|_| way == Way::Loopback && !asks_proxy) {
         // What stays on this machine goes through no proxy of the system (HTTP_PROXY): naming one
         // that nothing goes through leaves those out.
-        Some(endpoint) => told
+        Some(endpoint) => builder
             .with_config(option(ClientConfigKey::ProxyUrl), endpoint)
             .with_config(option(ClientConfigKey::ProxyExcludes), NO_PROXY),
-        None => told,
+        None => builder,
     };
-    told.with_bucket_name(bucket)
+    builder
+        .with_bucket_name(bucket)
         .with_config(option(ClientConfigKey::AllowHttp), plain.to_string())
         .with_config(option(ClientConfigKey::ConnectTimeout), CONNECT)
         .with_config(option(ClientConfigKey::Timeout), WHOLE)

@@ -68,7 +68,7 @@ impl Store {
         }
         self.counters.begin_with(&counts);
         self.budget.add((left.len() * BYTES_PER_SEGMENT) as u64);
-        self.mend(&left, &live);
+        self.seal_open(&left, &live);
         let live = |segment: u32| {
             let Live { bytes, records, .. } = live[segment as usize];
             (bytes, records)
@@ -84,7 +84,7 @@ impl Store {
     }
 
     /// Seals the segments that a thread was still writing.
-    fn mend(&self, left: &[Option<Left>], live: &[Live]) {
+    fn seal_open(&self, left: &[Option<Left>], live: &[Live]) {
         let mut open = BTreeMap::new();
         for (segment, left) in left.iter().enumerate() {
             if left.is_some_and(|left| !left.settled) && live[segment].bytes > 0 {
