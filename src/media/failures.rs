@@ -11,7 +11,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// How many kinds of failure (action and errno) are failure_of apart; a new kind replaces the one that
+/// How many kinds of failure (action and errno) are told apart; a new kind replaces the one that
 /// was seen least recently.
 const KINDS: usize = 8;
 
