@@ -183,6 +183,11 @@ fn a_mounted_disk_gets_a_log_and_its_line_changes() {
         assert!(told.contains(&part), "{part:?} is missing in {told}");
     }
     rig.is_as_before();
+    // By the name that it was given.
+    let link = rig.sandbox.path().join("by-id");
+    symlink(&rig.disk, &link).unwrap();
+    let told = rig.sandbox.ztier(&["adopt", link.to_str().unwrap(), "--fstab", &fstab]).ok();
+    assert!(told.contains(&format!("up data --backing {} --enable", link.display())), "{told}");
     let json = rig.adopt(&["--json"]).json();
     assert_eq!((&json["content"], &json["changed"]), (&"ext4".into(), &false.into()));
     assert_eq!(json["steps"].as_array().unwrap().len(), 4);

@@ -112,7 +112,7 @@ impl Adopt {
                 .hint("give another name by --name"));
         }
         let settings = Settings {
-            backing: Some(facts.device.clone()),
+            backing: Some(facts.given.clone()),
             log: self.log.clone(),
             ram_limit: self.ram_limit,
             ..Settings::default()
@@ -132,7 +132,7 @@ impl Adopt {
     /// What has to be done, in this order.
     fn steps(&self, way: &Way, facts: &Facts) -> Vec<Step> {
         let mut up = vec!["up".to_owned(), way.name.clone(), "--backing".to_owned()];
-        up.push(facts.device.display().to_string());
+        up.push(facts.given.display().to_string());
         if let Some(log) = &self.log {
             up.extend(["--log".to_owned(), log.display().to_string()]);
         }
@@ -151,7 +151,7 @@ impl Adopt {
     fn print(&self, way: &Way, facts: &Facts, steps: &[Step]) -> Result<()> {
         let mut text = format!(
             "{} has {}; its sectors stay {} bytes\n",
-            facts.device.display(),
+            facts.given.display(),
             facts.content,
             facts.sector
         );

@@ -29,6 +29,8 @@ const NO_FILE_SYSTEM: [(&str, &str); 6] = [
 
 /// See the module.
 pub(super) struct Facts {
+    /// The disk by the name that the user gave, which may be more lasting than the kernel's.
+    pub given: PathBuf,
     /// The disk, without symbolic links.
     pub device: PathBuf,
     pub content: Signature,
@@ -68,7 +70,8 @@ impl Facts {
         let fstab = Fstab::read(fstab)?;
         let entries = fstab.entries().filter(|entry| leads(entry, &device, &content)).collect();
         let holders = holders::of_block_device(&device);
-        Ok(Self { device, content, sector: sector.bytes(), mounts, entries, holders })
+        let given = std::path::absolute(given).context(what())?;
+        Ok(Self { given, device, content, sector: sector.bytes(), mounts, entries, holders })
     }
 
     /// Refuses what can't have a volume before it.
@@ -76,7 +79,7 @@ impl Facts {
     /// # Errors
     /// The reason, and what to do instead.
     pub fn refuse(&self) -> Result<()> {
-        let device = self.device.display();
+        let device = self.given.display();
         let kind = &self.content.kind;
         if let Some((_, instead)) = NO_FILE_SYSTEM.iter().find(|(part, _)| kind.contains(part)) {
             return Err(
