@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/nbd.rs"]
+#[allow(dead_code)]
 mod support;
 
 use proptest::prelude::*;

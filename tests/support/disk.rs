@@ -1,5 +1,5 @@
 //! A volume opened over NBD, for tests of parts other than the protocol.
-#![allow(clippy::unwrap_used, dead_code)]
+#![allow(clippy::unwrap_used)]
 
 use super::nbd::{Client, go, request};
 use std::io::{Read, Write};

@@ -1,6 +1,5 @@
 //! A strict parser of Prometheus' text format 0.0.4. It is stricter than the format, so that even a
 //! strict scraper accepts the text.
-#![allow(dead_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
 

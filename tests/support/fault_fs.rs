@@ -2,7 +2,7 @@
 //!
 //! The daemon sees a failing drive as the kernel reports it: a read, write, or flush that returns
 //! an errno, or takes long. Zeroing counts as a write.
-#![allow(clippy::unwrap_used, dead_code)]
+#![allow(clippy::unwrap_used)]
 
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,

@@ -1,5 +1,5 @@
 //! A control group with a limit on memory, removed whatever happens to the test.
-#![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! The memory and drives that a dead daemon leaves, in one file; and a thread that plays the memory
 //! holder of such a daemon.
-#![allow(clippy::unwrap_used, dead_code)]
+#![allow(clippy::unwrap_used)]
 
 use super::sandbox::eventually;
 use rustix::fs::{MemfdFlags, SeekFrom, memfd_create};

@@ -1,5 +1,5 @@
 //! Loop devices, detached also if the test fails.
-#![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use super::shell::{missing, ok, run, text};
 use std::path::{Path, PathBuf};

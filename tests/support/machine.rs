@@ -1,5 +1,5 @@
 //! Settings of the machine, restored also if the test fails.
-#![allow(clippy::unwrap_used, dead_code)]
+#![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,6 +1,6 @@
 //! One cell of the error matrix: a real daemon, a load, a failing drive, a command, and the
 //! conditions that must hold then.
-#![allow(clippy::unwrap_used, dead_code)]
+#![allow(clippy::unwrap_used)]
 
 use super::fault_fs::{Fault, FaultFs, Op};
 use super::nbd::{go, request};

@@ -1,6 +1,6 @@
 //! An NBD client that can send any bytes, a device that records its requests, and a server over
 //! both.
-#![allow(clippy::unwrap_used, dead_code)]
+#![allow(clippy::unwrap_used)]
 
 use parking_lot::Mutex;
 use std::io::{Read, Write};

@@ -1,5 +1,5 @@
 //! A logged volume on two drives in memory.
-#![allow(clippy::unwrap_used, dead_code)]
+#![allow(clippy::unwrap_used)]
 
 use super::ram_drive::RamDrive;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
 //! A volume `vol` with a small log, on files in a sandbox.
-#![allow(clippy::unwrap_used, dead_code)]
+#![allow(clippy::unwrap_used)]
 
 use super::disk::Disk;
 use super::sandbox::Sandbox;

@@ -1,6 +1,6 @@
 //! Servers of S3 on loopback with a directory of their own, each ended with the test. What can't be
 //! had here is said, and left out.
-#![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use super::sandbox::eventually;
 use std::net::{SocketAddr, TcpStream};

@@ -1,5 +1,5 @@
 //! The real program in its own directories, taken down also if the test fails.
-#![allow(clippy::unwrap_used, dead_code)]
+#![allow(clippy::unwrap_used)]
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -254,9 +254,27 @@ pub fn try_finish(mut command: Command, patience: Duration) -> Option<Done> {
         std::thread::sleep(Duration::from_millis(5));
         status = child.0.try_wait().unwrap();
     }
+    if status.is_none() {
+        eprintln!("{command:?} still runs: {}", waiting(child.0.id()));
+    }
     drop(child);
     let (out, err) = reader.join().unwrap();
     Some(Done { status: status?.code().unwrap_or(-1), out, err })
+}
+
+/// Where each thread of a process waits, and what the process has open.
+fn waiting(pid: u32) -> String {
+    let process = PathBuf::from(format!("/proc/{pid}"));
+    let entries = |name| fs::read_dir(process.join(name)).into_iter().flatten().flatten();
+    let threads = entries("task").map(|task| {
+        let read = |name| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        format!("{} in {}, {}", read("comm").trim(), read("wchan"), read("syscall").trim())
+    });
+    let open = entries("fd").filter_map(|fd| {
+        let to = fs::read_link(fd.path()).ok()?;
+        Some(format!("{} {}", fd.file_name().to_string_lossy(), to.display()))
+    });
+    threads.chain(open).collect::<Vec<_>>().join("; ")
 }
 
 /// The exit status of `child`, −1 for a signal.

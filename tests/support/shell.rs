@@ -1,5 +1,5 @@
 //! Programs of the machine, each with a time limit.
-#![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};

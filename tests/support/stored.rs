@@ -1,5 +1,5 @@
 //! A volume in a store of objects, here a directory, and hosts that share it.
-#![allow(clippy::unwrap_used, dead_code)]
+#![allow(clippy::unwrap_used)]
 
 use super::disk::Disk;
 use super::place::content;

@@ -1,5 +1,5 @@
 //! Superblocks of a log, changed as a crash, another boot or another machine would change them.
-#![allow(clippy::unwrap_used, dead_code)]
+#![allow(clippy::unwrap_used)]
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

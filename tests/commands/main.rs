@@ -1,0 +1,63 @@
+//! The program as its users start it: commands, daemons and what they leave behind, each test in a
+//! sandbox of its own.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod adopt;
+mod advise;
+mod alerts;
+mod ansible;
+mod auto;
+mod boot;
+mod changed;
+mod cli;
+mod containers;
+mod copies;
+mod daemon;
+mod direct;
+mod dumps;
+mod errors;
+mod events;
+mod exclusive;
+mod failing;
+mod files;
+mod gone;
+mod grouped;
+mod huge;
+mod kills;
+mod layers;
+mod lists;
+mod log;
+mod losses;
+mod many;
+mod matrix;
+mod metrics;
+mod modes;
+mod older;
+mod outlive;
+mod partitions;
+mod reader;
+mod relog;
+mod respill;
+mod revoked;
+mod run;
+mod s3;
+mod saved;
+mod scripts;
+mod sectors;
+mod service;
+mod silent;
+mod spilled;
+mod stored;
+mod stored_checkpoint;
+mod stored_growth;
+mod stored_log;
+mod stuck;
+mod swap;
+mod terminal;
+mod top;
+mod upgrade;
+mod usage;
+mod warm;
+mod worn;

@@ -1,0 +1,154 @@
+//! A read cache below a page cache that it follows: what it spares the drive.
+#![cfg(not(shuttle))]
+#![allow(clippy::unwrap_used)]
+
+use crate::support::ram_drive::RamDrive;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use ztier::cache::Cached;
+use ztier::media::Drive;
+
+const BLOCK: u64 = 4096;
+const MIB: u64 = 1 << 20;
+/// Blocks that are read, and dropped, with one another: 128 KiB, as the kernel reads a file ahead.
+const RUN: u64 = 32;
+
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// A block that shrinks to half.
+fn content(block: u64) -> [u8; BLOCK as usize] {
+    let (mut state, mut out) = (block + 1, [0; BLOCK as usize]);
+    for word in &mut out.as_chunks_mut::<8>().0[..256] {
+        *word = random(&mut state).to_le_bytes();
+    }
+    out
+}
+
+/// A page cache of some runs, the least recently used of which it drops.
+struct PageCache {
+    cached: Arc<Cached>,
+    /// The newest last.
+    runs: VecDeque<u64>,
+    room: usize,
+    /// Pages that were not known.
+    unknown: u64,
+    dropped: u64,
+}
+
+impl PageCache {
+    fn read(&mut self, run: u64) {
+        let there = self.runs.iter().position(|one| *one == run);
+        there.and_then(|at| self.runs.remove(at));
+        self.runs.push_back(run);
+        if there.is_some() {
+            return;
+        }
+        let mut data = vec![0; (RUN * BLOCK) as usize];
+        self.cached.read(run * RUN * BLOCK, &mut data).unwrap();
+        for (block, data) in (run * RUN..).zip(data.as_chunks().0) {
+            assert!(*data == content(block), "block {block}");
+        }
+        if self.runs.len() > self.room {
+            self.drop_oldest();
+        }
+    }
+
+    fn drop_oldest(&mut self) {
+        let Some(gone) = self.runs.pop_front() else { return };
+        for block in gone * RUN..(gone + 1) * RUN {
+            self.unknown += u64::from(!self.cached.dropped(&content(block)));
+            self.dropped += 1;
+        }
+    }
+
+    /// Drops all, as `/proc/sys/vm/drop_caches` does.
+    fn drop_all(&mut self) {
+        while !self.runs.is_empty() {
+            self.drop_oldest();
+        }
+    }
+}
+
+/// A drive of `runs` runs, and a page cache with room for `room` above a cache of `limit` bytes.
+fn rig(runs: u64, room: usize, limit: u64) -> (Arc<RamDrive>, PageCache) {
+    let drive = Arc::new(RamDrive::new(runs * RUN * BLOCK));
+    for block in 0..runs * RUN {
+        drive.write(block * BLOCK, &content(block)).unwrap();
+    }
+    let cached = Cached::over(Arc::clone(&drive) as Arc<dyn Drive>, limit, limit).unwrap();
+    cached.follow(0).unwrap();
+    (drive, PageCache { cached, runs: VecDeque::new(), room, unknown: 0, dropped: 0 })
+}
+
+/// A file that is larger than page cache and pool together, read in random order, all of it once in
+/// each round: nearly all that is dropped is known, requests find all of a run or nothing, and the
+/// drive has fewer reads than if the page cache had all the memory.
+#[test]
+fn a_file_about_as_large_as_memory_is_read_less_from_the_drive() {
+    let (runs, room, limit) = (1024u64, 700, 12 * MIB);
+    let drive = Arc::new(RamDrive::new(runs * RUN * BLOCK));
+    for block in 0..runs * RUN {
+        drive.write(block * BLOCK, &content(block)).unwrap();
+    }
+    let cached = Cached::over(Arc::clone(&drive) as Arc<dyn Drive>, limit, limit).unwrap();
+    cached.follow(0).unwrap();
+    let mut above = PageCache {
+        cached: Arc::clone(&cached),
+        runs: VecDeque::new(),
+        room,
+        unknown: 0,
+        dropped: 0,
+    };
+    let (mut order, mut rng) = ((0..runs).collect::<Vec<_>>(), 7);
+    let mut round = |above: &mut PageCache| {
+        (1..order.len()).rev().for_each(|n| order.swap(n, random(&mut rng) as usize % (n + 1)));
+        order.iter().for_each(|run| above.read(*run));
+    };
+    (0..3).for_each(|_| round(&mut above));
+    let (before, reads) = (cached.stats(), drive.reads.load(Ordering::SeqCst));
+    (above.unknown, above.dropped) = (0, 0);
+    (0..4).for_each(|_| round(&mut above));
+    let after = cached.stats();
+    assert!(above.unknown * 200 < above.dropped, "{} of {}", above.unknown, above.dropped);
+    let hits = (after.hit_blocks - before.hit_blocks) / RUN;
+    let mixed = after.requests_mixed - before.requests_mixed;
+    assert!(mixed * 6 < hits, "{mixed} requests found a part, {hits} all");
+    // What a page cache with the pool's memory would ask for: d × (1 + ln(n ÷ d)), where d of n
+    // runs do not fit.
+    let lacks = (runs - room as u64 - limit / (RUN * BLOCK)) as f64;
+    let others = 4.0 * lacks * (1.0 + (runs as f64 / lacks).ln());
+    let reads = (drive.reads.load(Ordering::SeqCst) - reads) as f64;
+    assert!(reads < 0.85 * others, "{reads} reads, {others:.0} without");
+    cached.audit().unwrap();
+}
+
+/// What is read again and again stays when a scan of much that is read once is dropped, a part at a
+/// time as by reclaim, or all at once as by `drop_caches`.
+#[test]
+fn dropping_all_that_a_scan_has_read_leaves_hot_copies() {
+    for at_once in [false, true] {
+        let (hot, scanned) = (100, 1500);
+        let (drive, mut above) = rig(hot + scanned, 200, 12 * MIB);
+        for _ in 0..4 {
+            (0..hot).for_each(|run| above.read(run));
+            above.drop_all();
+        }
+        for run in hot..hot + scanned {
+            above.read(run);
+            if at_once && run % 150 == 0 {
+                above.drop_all();
+            }
+        }
+        above.drop_all();
+        let reads = drive.reads.load(Ordering::SeqCst);
+        (0..hot).for_each(|run| above.read(run));
+        let lost = drive.reads.load(Ordering::SeqCst) - reads;
+        assert!(lost * 10 <= hot, "{lost} of {hot} came from the drive, at once: {at_once}");
+    }
+}

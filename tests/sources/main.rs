@@ -1,0 +1,5 @@
+//! The sources and documents of the project themselves.
+
+mod circles;
+mod documents;
+mod tidy;
