@@ -2,8 +2,8 @@
 //! SSD.
 //!
 //! The modules are in the order in which a request passes them; a layer uses only those below it,
-//! and the engines `cache`, `log`, `object` and `ram` do not use each other (`tests/sources/tidy.rs`
-//! fails otherwise). `ARCHITECTURE.md` has the map and the reasons.
+//! and the engines `cache`, `log`, `object` and `ram` do not use each other
+//! (`tests/sources/tidy.rs` fails otherwise). `ARCHITECTURE.md` has the map and the reasons.
 // Exports of lower layers that only `cli` to `system` use.
 #![cfg_attr(any(sim, shuttle, miri), allow(unused_imports))]
 
@@ -44,6 +44,7 @@ pub mod media;
 pub mod error;
 pub mod escape;
 pub mod intervals;
+pub mod kernel_text;
 pub mod patience;
 pub mod places;
 mod planted;

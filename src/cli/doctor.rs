@@ -8,6 +8,7 @@ use crate::config::machine;
 use crate::config::size::human;
 use crate::device;
 use crate::error::{Error, Result};
+use crate::kernel_text::kernel_text;
 use crate::media::swap_areas::parse_swaps;
 use crate::system::reclaim;
 use clap::{Args, ValueHint};
@@ -284,7 +285,7 @@ fn memory() -> String {
 }
 
 fn swap() -> std::result::Result<String, String> {
-    let text = fs::read_to_string("/proc/swaps").map_err(|e| format!("/proc/swaps: {e}"))?;
+    let text = kernel_text("/proc/swaps").map_err(|e| format!("/proc/swaps: {e}"))?;
     Ok(swap_in(&text))
 }
 

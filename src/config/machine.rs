@@ -1,5 +1,7 @@
 //! How much memory this process may use.
 
+use crate::kernel_text::kernel_text;
+use crate::media::mounts::unescape;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -29,7 +31,7 @@ pub struct CgroupLimit {
 
 /// The lowest memory limit among this process's cgroup and its parents, if there is one.
 pub fn cgroup_limit() -> Option<CgroupLimit> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let groups = kernel_text("/proc/self/cgroup").ok()?;
     lowest_limit(&groups, Path::new("/sys/fs/cgroup"))
 }
 
@@ -45,7 +47,7 @@ fn lowest_limit(groups: &str, root: &Path) -> Option<CgroupLimit> {
             }
             _ => continue,
         };
-        for part in Path::new(path.trim_start_matches('/')).ancestors() {
+        for part in unescape(path.trim_start_matches('/')).ancestors() {
             let file = base.join(part).join(file);
             let Ok(text) = fs::read_to_string(&file) else { continue };
             let Ok(bytes) = text.trim().parse::<u64>() else { continue }; // `max`

@@ -6,6 +6,7 @@
 //! harm.
 
 use crate::config::paths::VolumeFiles;
+use crate::kernel_text::kernel_text;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -82,7 +83,7 @@ impl Process {
     }
 
     fn about(&self, file: &str) -> String {
-        fs::read_to_string(format!("/proc/{}/{file}", self.pid)).unwrap_or_default()
+        kernel_text(format!("/proc/{}/{file}", self.pid)).unwrap_or_default()
     }
 
     /// Whether the process has the file `path` open, even if the file was removed; `None` if it has
@@ -146,6 +147,8 @@ mod tests {
     use super::super::state::Lock;
     use super::*;
     use crate::config::Paths;
+    use std::io::Read;
+    use std::process::{Command, Stdio};
     use std::time::Duration;
 
     #[test]
@@ -167,6 +170,22 @@ mod tests {
         assert!(Process::beside_me(&files).is_none());
         drop(lock);
         assert_eq!(found(&files), None);
+    }
+
+    #[test]
+    fn a_process_with_a_name_that_is_no_text_is_alive() {
+        let script = r"printf '\377x' > /proc/self/comm; echo; read x";
+        let mut child = Command::new("sh");
+        child.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = child.spawn().unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let pid = child.id();
+        let raw = Pid::from_raw(pid.try_into().unwrap()).unwrap();
+        let process = Process { pid, handle: pidfd_open(raw, PidfdFlags::empty()).unwrap() };
+        let found = process.condition();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found, Condition::Alive);
     }
 
     #[test]

@@ -8,6 +8,7 @@
 use super::mounts::{MountEntry, mount_of, mounts};
 use super::swap_areas::swaps;
 use super::sysfs::{self, entries, name};
+use crate::kernel_text::kernel_text;
 use std::fs;
 use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -128,7 +129,7 @@ fn process(own: usize, is_it: impl Fn(&Path) -> bool) -> Option<String> {
 /// A process in words: a daemon by the volume that it serves.
 fn in_words(pid: u32) -> String {
     let dir = PathBuf::from(format!("/proc/{pid}"));
-    let line = fs::read_to_string(dir.join("cmdline")).unwrap_or_default();
+    let line = kernel_text(dir.join("cmdline")).unwrap_or_default();
     if let Some(volume) = volume_of(&line) {
         return format!("volume `{volume}` (process {pid})");
     }

@@ -3,6 +3,7 @@
 //! Invariant: nothing here touches a mounted file system, so that nothing hangs on a dead server.
 
 use super::sysfs;
+use crate::kernel_text::kernel_text;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
@@ -92,7 +93,7 @@ pub fn mounts() -> Vec<MountEntry> {
 
 /// All mounts in a mountinfo file (another process's, for example).
 pub fn mounts_in(file: &Path) -> Vec<MountEntry> {
-    std::fs::read_to_string(file)
+    kernel_text(file)
         .map(|text| text.lines().filter_map(MountEntry::parse).collect())
         .unwrap_or_default()
 }

@@ -1,6 +1,7 @@
 //! The kernel's table of swap areas: `/proc/swaps`.
 
 use super::mounts::unescape;
+use crate::kernel_text::kernel_text;
 use std::path::PathBuf;
 
 /// How full a swap device is.
@@ -21,7 +22,7 @@ pub fn swaps() -> Vec<PathBuf> {
 
 /// As [`swaps`], with how full each is.
 pub fn swap_areas() -> Vec<(PathBuf, Swapped)> {
-    parse_swaps(&std::fs::read_to_string("/proc/swaps").unwrap_or_default())
+    parse_swaps(&kernel_text("/proc/swaps").unwrap_or_default())
 }
 
 /// The areas in a text like that of `/proc/swaps`.

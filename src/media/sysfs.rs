@@ -2,7 +2,10 @@
 //!
 //! Invariant: this module opens no device; a value that cannot be read is `None`.
 
+use crate::kernel_text::kernel_text;
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 /// Where the kernel's own tree is.
@@ -48,14 +51,14 @@ pub(super) fn count(path: &Path) -> Option<u64> {
 
 /// The first line of a file, without blanks around it; `None` when it is empty.
 pub(super) fn line(path: &Path) -> Option<String> {
-    let text = fs::read_to_string(path).ok()?;
+    let text = kernel_text(path).ok()?;
     let line = text.lines().next()?.trim();
     (!line.is_empty()).then(|| line.to_owned())
 }
 
 /// The value of `key` in the `uevent` file of a directory.
 pub(super) fn event(dir: &Path, key: &str) -> Option<String> {
-    let text = fs::read_to_string(dir.join("uevent")).ok()?;
+    let text = kernel_text(dir.join("uevent")).ok()?;
     text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix('=').map(str::to_owned))
 }
 
@@ -77,8 +80,9 @@ pub(super) fn discards(dir: &Path) -> bool {
 
 /// The file behind the loop device of a directory, as the kernel names it.
 pub(crate) fn loop_file(dir: &Path) -> Option<PathBuf> {
-    let text = fs::read_to_string(dir.join("loop/backing_file")).ok()?;
-    Some(PathBuf::from(text.strip_suffix('\n').unwrap_or(&text)))
+    let mut path = fs::read(dir.join("loop/backing_file")).ok()?;
+    path.pop_if(|last| *last == b'\n');
+    Some(PathBuf::from(OsString::from_vec(path)))
 }
 
 /// The entries of a directory; none when it cannot be read.

@@ -4,6 +4,7 @@
 //! Invariant: a figure that a text does not have is absent, an unknown line is skipped.
 
 use crate::error::{Context, Result};
+use crate::kernel_text::kernel_text;
 use std::fs;
 
 /// Bytes that the kernel's tables take for a slot of swap: 8 in the table of its cluster (Linux
@@ -33,7 +34,7 @@ pub fn of_family(pid: u32) -> Result<u64> {
 
 fn of(pid: u32) -> Result<u64> {
     let path = format!("/proc/{pid}/status");
-    let status = fs::read_to_string(&path).context(format!("cannot read {path}"))?;
+    let status = kernel_text(&path).context(format!("cannot read {path}"))?;
     let bytes = |key: &str| field(&status, key).unwrap_or(0);
     let slots = bytes("VmSwap") / PAGE;
     Ok(bytes("RssAnon") + bytes("RssShmem") + bytes("VmPTE") + slots * SLOT_TABLES)

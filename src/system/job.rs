@@ -7,6 +7,7 @@
 use super::footprint::{self, stalled_us};
 use super::mounts::{Hierarchy, hierarchies};
 use crate::error::{Context, Error, Result};
+use crate::kernel_text::kernel_text;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::retry_on_intr;
@@ -165,7 +166,7 @@ fn ended(handle: &OwnedFd) -> bool {
 
 /// Start time of the process `pid`, in clock ticks since the machine started.
 fn started(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = kernel_text(format!("/proc/{pid}/stat")).ok()?;
     // The name may hold spaces and parentheses; the fields after its last one hold none.
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
@@ -183,7 +184,7 @@ impl Parent {
     /// # Errors
     /// There is none; the text says what right is missing.
     pub fn find() -> Result<Self> {
-        let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let groups = kernel_text("/proc/self/cgroup").unwrap_or_default();
         let all = hierarchies(Path::new("/proc/self/mountinfo"));
         if let Some(dir) = legacy(&groups, &all) {
             return Ok(Self { dir, unified: false });

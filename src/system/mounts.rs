@@ -2,6 +2,7 @@
 //!
 //! Invariant: nothing here touches a mounted file system, so a dead server blocks nothing.
 
+use crate::media::mounts::unescape;
 pub(crate) use crate::media::mounts::{MountEntry, mounts, mounts_in, number_of};
 use std::path::{Path, PathBuf};
 
@@ -31,7 +32,7 @@ pub(super) struct Hierarchy {
 impl Hierarchy {
     /// The directory of the cgroup that `/proc/PID/cgroup` calls `path`.
     pub fn directory(&self, path: &str) -> PathBuf {
-        let path = Path::new(path);
+        let path = &unescape(path);
         self.point.join(path.strip_prefix(&self.root).or(path.strip_prefix("/")).unwrap_or(path))
     }
 }

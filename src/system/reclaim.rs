@@ -4,6 +4,7 @@
 //! Invariant: called before the process has a second thread, since threads inherit the settings.
 
 use super::footprint::Mapped;
+use crate::kernel_text::kernel_text;
 use rustix::mm::{Advice, MlockAllFlags, madvise};
 use rustix::thread::CapabilitySet;
 use std::ffi::c_void;
@@ -99,7 +100,7 @@ const MOST: usize = 16 << 20;
 /// machine is short of memory, the first access to a page would wait for free memory, and the
 /// machine may get that only from this process. Returns the number of bytes.
 pub fn make_present() -> usize {
-    let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return 0 };
+    let Ok(maps) = kernel_text("/proc/self/maps") else { return 0 };
     // This thread may wait for pages to be swapped out: swapping out does not wait for this thread.
     let was = rustix::process::is_io_flusher().unwrap_or(false);
     let set = |on| rustix::process::configure_io_flusher_behavior(on);

@@ -5,12 +5,16 @@
 use crate::support::loops::{Loop, lacks_loops};
 use crate::support::place::{BLOCK, BLOCKS, Place, content};
 use crate::support::sandbox::{Done, eventually};
-use crate::support::shell::{ok, ok_once_free, run, try_unmount};
+use crate::support::shell::{ok, ok_once_free, run, text, try_unmount};
 use std::any::Any;
+use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
+use ztier::media::mounts::{mount_of, mounts};
 use ztier::media::{Access, Drive, FileDrive};
 
 const MIB: u64 = 1 << 20;
@@ -219,13 +223,60 @@ fn parts_that_are_apart_belong_to_several() {
     drop(mine);
 }
 
-/// Mounts and swap on any layer count as use.
+/// Runs a command on a path with a name that is not UTF-8.
+#[track_caller]
+fn on_odd(program: &str, args: &[&str], path: &Path) -> String {
+    let out = Command::new(program).args(args).arg(path).output().unwrap();
+    assert!(out.status.success(), "{program}: {}", text(&out));
+    text(&out)
+}
+
+/// A mount on a directory with a name that is not UTF-8, unmounted when dropped.
+struct OddMount(PathBuf);
+
+impl OddMount {
+    fn below(dir: &Path) -> Self {
+        let point = dir.join(OsStr::from_bytes(b"\xe9tat"));
+        fs::create_dir(&point).unwrap();
+        on_odd("mount", &["-t", "tmpfs", "ztier-test"], &point);
+        Self(point)
+    }
+}
+
+impl Drop for OddMount {
+    fn drop(&mut self) {
+        on_odd("umount", &[], &self.0);
+    }
+}
+
+/// Names of any bytes: every table of the kernel that has them is read all the same.
+#[test]
+fn a_name_that_is_no_text_is_a_name() {
+    if lacks_loops(&[]) {
+        return;
+    }
+    let (_dir, here) = dir();
+    let mount = OddMount::below(&here);
+    let all = mounts();
+    assert_eq!(mount_of(&all, &mount.0.join("file")).unwrap().point, mount.0);
+    let image = file(&here.join(OsStr::from_bytes(b"dr\xefve")), 16 * MIB);
+    let mine = exclusive(&image);
+    let device = on_odd("losetup", &["--find", "--show"], &image);
+    let device = Loop(device.trim().into());
+    refused(&device.0, &["given twice"]);
+    drop(mine);
+    let error = FileDrive::open(&image, Access::Exclusive).unwrap_err();
+    assert!(error.to_string().contains(device.path()), "{error}");
+}
+
+/// Mounts and swap on any layer count as use, whatever names other mounts have.
 #[test]
 fn a_mount_or_swap_on_a_layer_is_named() {
     if lacks_loops(&["mkfs.ext4", "mkswap", "swapon", "swapoff"]) {
         return;
     }
     let (_dir, here) = dir();
+    let _odd = OddMount::below(&here);
     let image = file(&here.join("image"), 32 * MIB);
     let device = Loop::on(&image, &[]);
     ok_once_free("mkfs.ext4", &["-q", "-F", device.path()]);

@@ -7,6 +7,7 @@ use std::fs::{self, File};
 
 /// Clears a screen, ends a line, and has a control sequence in one character.
 const EVIL: &str = "\u{1b}[2J\nevil\u{9b}31m\u{7}";
+const COMM: &str = "/proc/self/comm";
 /// The displayed form.
 const SHOWN: &str = r"\u{1b}[2J\nevil\u{9b}31m\u{7}";
 
@@ -62,12 +63,29 @@ fn paths_that_steer_a_terminal_are_written_out() {
     tame(&fs::read_to_string(sandbox.run_dir().join("v.log")).unwrap());
 }
 
+/// Another name of this process; dropping it restores the name.
+struct Renamed(Vec<u8>);
+
+impl Renamed {
+    /// At most 15 bytes, of any value.
+    fn to(name: &[u8]) -> Self {
+        let before = fs::read(COMM).unwrap();
+        fs::write(COMM, name).unwrap();
+        Self(before)
+    }
+}
+
+impl Drop for Renamed {
+    fn drop(&mut self) {
+        let _ = fs::write(COMM, self.0.trim_ascii_end());
+    }
+}
+
 #[test]
 fn a_client_cannot_steer_the_terminal_by_its_name() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&["up", "v", "--size", "16M", "--export", "nbd"]).ok();
-    // At most 15 bytes, of any value: one is no UTF-8.
-    fs::write("/proc/self/comm", b"\x1b[2J\nevil\xffx").unwrap();
+    let _name = Renamed::to(b"\x1b[2J\nevil\xffx");
     let shown = "\\u{1b}[2J\\nevil\u{fffd}x";
     let disk = Disk::open(&sandbox.run_dir().join("v.nbd"), "v");
     let status = sandbox.ztier(&["status", "v"]).ok();

@@ -21,10 +21,11 @@ const LAYERS: [&[&str]; 9] = [
 /// Modules that use no other of their layer: the engines, and the base of front-ends.
 const APART: [&str; 6] = ["device", "system", "cache", "log", "object", "ram"];
 /// Modules beside the layers: every module may use them, and they use no layer.
-const BESIDE: [&str; 11] = [
+const BESIDE: [&str; 12] = [
     "error",
     "escape",
     "intervals",
+    "kernel_text",
     "patience",
     "places",
     "planted",
@@ -353,6 +354,36 @@ fn every_file_says_what_it_is_and_fits() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("; "));
+}
+
+/// Tables of the kernel that have names of any bytes, by how sources name them: read as UTF-8 they
+/// are empty as soon as one name is none.
+const NAMED: [&str; 9] = [
+    "mountinfo",
+    "/swaps",
+    "cmdline",
+    "/stat\"",
+    "status\"",
+    "maps\"",
+    "/cgroup\"",
+    "uevent",
+    "backing_file",
+];
+
+#[test]
+fn tables_with_names_are_read_whatever_bytes_those_have() {
+    let tests_begin = |line: &str| line.starts_with("#[cfg(") && line.contains("test");
+    let mut wrong = Vec::new();
+    for path in sources("src") {
+        let text = fs::read_to_string(&path).unwrap();
+        let lines = text.lines().take_while(|line| !tests_begin(line));
+        wrong.extend(
+            lines
+                .filter(|l| l.contains("read_to_string(") && NAMED.iter().any(|n| l.contains(n)))
+                .map(|line| format!("{}: {}", path.display(), line.trim())),
+        );
+    }
+    assert!(wrong.is_empty(), "kernel_text reads these: {wrong:?}");
 }
 
 /// Functions and their lengths: from `fn` to the closing brace at the same indentation, which is

@@ -8,6 +8,7 @@ use crate::BLOCK_SIZE;
 use crate::cli::sampler::scatter;
 use crate::cli::trial::Trial;
 use crate::device::Algorithm;
+use crate::kernel_text::kernel_text;
 use crate::system::footprint::{Mapped, field};
 use std::fs::{self, File};
 use std::ops::Range;
@@ -86,7 +87,7 @@ fn programs(proc: &Path) -> Vec<Program> {
     dirs.filter_map(|entry| {
         let dir = entry.path();
         // A process may have ended meanwhile.
-        let pages = field(&fs::read_to_string(dir.join("status")).ok()?, "RssAnon")? / PAGE;
+        let pages = field(&kernel_text(dir.join("status")).ok()?, "RssAnon")? / PAGE;
         (pages > 0).then_some(Program { dir, pages })
     })
     .collect()
@@ -100,7 +101,7 @@ fn own_range(line: &str) -> Option<Range<u64>> {
 
 impl Opened {
     fn new(program: &Program) -> Option<Self> {
-        let maps = fs::read_to_string(program.dir.join("maps")).ok()?;
+        let maps = kernel_text(program.dir.join("maps")).ok()?;
         let ranges: Vec<_> = maps.lines().filter_map(own_range).collect();
         let pages: u64 = ranges.iter().map(|range| (range.end - range.start) / PAGE).sum();
         let open = |name: &str| File::open(program.dir.join(name)).ok();

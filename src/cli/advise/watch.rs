@@ -5,6 +5,7 @@
 
 use super::disks::{self, Counters};
 use super::figures::{Figures, Memory, Paging, Pressure, Swap, SwapKind};
+use crate::kernel_text::kernel_text;
 use crate::limit::pressure;
 use crate::media::mounts::{MountEntry, mounts_in};
 use crate::media::swap_areas::parse_swaps;
@@ -55,7 +56,7 @@ impl Watch {
     }
 
     fn text(&self, name: &str) -> String {
-        fs::read_to_string(self.proc.join(name)).unwrap_or_default()
+        kernel_text(self.proc.join(name)).unwrap_or_default()
     }
 
     /// The mounts that this process sees.

@@ -238,6 +238,7 @@ fn catch() -> io::Result<Signals> {
 
 #[cfg(test)]
 #[path = "../../../tests/support/pty.rs"]
+#[allow(dead_code)]
 mod pty;
 
 #[cfg(test)]

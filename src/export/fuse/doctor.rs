@@ -1,5 +1,6 @@
 //! What this machine has for the FUSE export, and how to get what is missing.
 
+use crate::kernel_text::kernel_text;
 use crate::system::{Check, loopdev};
 use rustix::fs::{Access, Mode, OFlags};
 use std::fs;
@@ -89,7 +90,7 @@ fn privilege() -> Result<String, String> {
 /// Whether this process has `CAP_SYS_ADMIN` in effect.
 fn may_administer() -> bool {
     const CAP_SYS_ADMIN: u32 = 21;
-    fs::read_to_string("/proc/self/status")
+    kernel_text("/proc/self/status")
         .ok()
         .and_then(|status| {
             let line = status.lines().find_map(|l| l.strip_prefix("CapEff:"))?;
