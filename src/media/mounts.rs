@@ -41,7 +41,12 @@ pub struct MountEntry {
 impl MountEntry {
     /// Whether this is a mount of ours: FUSE, with our source.
     pub fn is_ours(&self) -> bool {
-        (self.kind == "fuse" || self.kind.starts_with("fuse.")) && self.source == Path::new(SOURCE)
+        self.is_fuse() && self.source == Path::new(SOURCE)
+    }
+
+    /// Whether a process serves it.
+    pub fn is_fuse(&self) -> bool {
+        self.kind == "fuse" || self.kind.starts_with("fuse.")
     }
 
     /// Whether it is a mount of the block device with this number.

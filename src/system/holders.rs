@@ -10,7 +10,9 @@ use crate::media::process_name;
 use crate::media::swap_areas::swaps;
 use crate::media::sysfs::{entries, is_partition, loop_file, name};
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -137,9 +139,10 @@ pub(super) fn loops_over(file: &Path) -> Vec<PathBuf> {
 /// The backing file of a loop device, as the kernel names it; `None` if the device has none.
 pub(crate) fn backing_file(device: &Path) -> Option<PathBuf> {
     let file = loop_file(&Path::new("/sys/block").join(device.file_name()?))?;
-    let text = file.to_str()?;
+    let bytes = file.as_os_str().as_bytes();
     // The kernel appends this if the file or its mount was removed from the tree.
-    Some(PathBuf::from(text.strip_suffix(" (deleted)").unwrap_or(text)))
+    let path = bytes.strip_suffix(b" (deleted)").unwrap_or(bytes);
+    Some(PathBuf::from(OsStr::from_bytes(path)))
 }
 
 fn is_mount_of(m: &MountEntry, device: &Path, number: Option<(u32, u32)>) -> bool {

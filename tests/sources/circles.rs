@@ -2,6 +2,7 @@
 //!
 //! The caller leaves out each room's `mod.rs`, which names all its files, and may hold the type to
 //! which they add methods.
+#![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
 

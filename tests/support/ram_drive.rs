@@ -1,4 +1,5 @@
 //! A drive in memory that counts its requests and fails on demand.
+#![allow(clippy::unwrap_used)]
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

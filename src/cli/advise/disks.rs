@@ -127,7 +127,7 @@ fn kind_of(name: &str, mounts: &[MountEntry], sys: &Path) -> Option<DiskKind> {
     let begins = |kinds: &[&str]| kinds.iter().any(|kind| name.starts_with(kind));
     let block = sys.join("block").join(name);
     if name.starts_with("loop") {
-        let file = PathBuf::from(line_of(&block.join("loop/backing_file")));
+        let file = sysfs::loop_file(&block)?;
         let mount = mount_of(mounts, &file).filter(|_| file.is_absolute())?;
         let is_far = !mount.is_local() && !mount.is_ours();
         return is_far.then_some(DiskKind::Network);

@@ -159,6 +159,24 @@ fn keep(device: &Path) {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::print_stdout)]
     use super::*;
+    use std::ffi::OsStr;
+    use std::fs::File;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn a_file_whose_name_is_no_text_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join(OsStr::from_bytes(b"dr\xefve"));
+        File::create(&file).unwrap().set_len(1 << 20).unwrap();
+        match attach(&file, 4096) {
+            Ok(device) => {
+                let found = backing_file(&device);
+                detach(&device, &file).unwrap();
+                assert_eq!(found, Some(file));
+            }
+            Err(e) => println!("skipped: {e}"),
+        }
+    }
 
     #[test]
     fn of_several_that_detach_at_once_each_succeeds() {

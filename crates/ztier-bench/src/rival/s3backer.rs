@@ -9,6 +9,7 @@ use crate::sys::workdir::{Tree, WorkDir};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use ztier::error::{Context, Error, Result};
+use ztier::media::mounts::mounts;
 use ztier_s3::{BUCKET, KEY, SECRET};
 
 /// Name in reports.
@@ -31,10 +32,7 @@ struct Mount(PathBuf);
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let is_mounted =
-            |line: &str| line.split(' ').nth(1).is_some_and(|at| self.0 == Path::new(at));
-        let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
-        if !mounts.lines().any(is_mounted) {
+        if !mounts().iter().any(|mount| mount.point == self.0) {
             return;
         }
         let lazily = || undo("umount", &[Path::new("--lazy"), &self.0], LIMIT);

@@ -12,12 +12,14 @@ pub use names::{Known, is_gone};
 
 use crate::report::{say, warn};
 use crate::sys::command::undo;
-use kernel::{Loop, Mount};
+use kernel::Loop;
 use names::{Places, run_of};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use ztier::error::{Context, Error, Result};
 use ztier::export::Leftover;
+use ztier::media::mounts::{MountEntry, mounts};
+use ztier::media::swap_areas::swaps;
 
 /// Directory for files that are too large for memory.
 pub const LARGE: &str = "/var/tmp";
@@ -77,7 +79,7 @@ fn clear_in(dirs: &[PathBuf], down: Down<'_>) -> Tally {
             places.spare(run);
         }
     }
-    for Mount { point, .. } in kernel::mounts().into_iter().filter(Mount::is_fuse) {
+    for MountEntry { point, .. } in mounts().into_iter().filter(MountEntry::is_fuse) {
         if places.left(&point).is_some() {
             // Its server is dead: the unmount ends its requests and detaches its loop device.
             let mount = Leftover::Mount(point);
@@ -110,7 +112,7 @@ fn loops(places: &Places) -> Vec<(u32, Loop)> {
 /// Ends swap on leftovers; a run whose swap stays is spared.
 fn swap_off(places: &mut Places, tally: &mut Tally) {
     let loops = loops(places);
-    for path in kernel::swaps() {
+    for path in swaps() {
         let on_loop = || loops.iter().find(|(_, one)| one.device == path).map(|(run, _)| *run);
         let Some(run) = places.left(&path).or_else(on_loop) else { continue };
         let done = undo("swapoff", &[&path], SWAP_LIMIT).map(drop);
@@ -121,8 +123,8 @@ fn swap_off(places: &mut Places, tally: &mut Tally) {
 }
 
 /// Unmounts the wanted leftovers, the last first: it may be on an earlier one.
-fn unmount(places: &Places, tally: &mut Tally, wanted: fn(&Mount) -> bool) {
-    for mount in kernel::mounts().iter().rev().filter(|mount| wanted(mount)) {
+fn unmount(places: &Places, tally: &mut Tally, wanted: fn(&MountEntry) -> bool) {
+    for mount in mounts().iter().rev().filter(|mount| wanted(mount)) {
         let point = &mount.point;
         if places.left(point).is_none() {
             continue;
@@ -135,7 +137,7 @@ fn unmount(places: &Places, tally: &mut Tally, wanted: fn(&Mount) -> bool) {
 
 /// Removes a file; returns whether it existed and belonged to this user.
 fn remove(path: &Path) -> Result<bool> {
-    if kernel::mounts().iter().any(|mount| mount.point.starts_with(path)) {
+    if mounts().iter().any(|mount| mount.point.starts_with(path)) {
         return Err(Error::failure("something is mounted there").hint("unmount and remove it"));
     }
     let Ok(found) = rustix::fs::lstat(path) else { return Ok(false) };

@@ -96,15 +96,15 @@ fn mounts_and_devices_of_who_was_killed_go() {
         Ok((disk, fs, served, above))
     });
     let root = fs::canonicalize(dir.path()).unwrap();
-    let mounts = || kernel::mounts().into_iter().filter(|m| m.point.starts_with(&root)).count();
+    let mounted = || mounts().into_iter().filter(|m| m.point.starts_with(&root)).count();
     let loops = || kernel::loops().into_iter().filter(|l| l.backing.starts_with(&root)).count();
     if made.is_ok() {
-        assert_eq!((mounts(), loops()), (4, 2));
+        assert_eq!((mounted(), loops()), (4, 2));
     }
     let begun = std::time::Instant::now();
     let tally = clear_in(&[dir.path().into()], &nothing);
     assert!(begun.elapsed() < Duration::from_secs(60));
-    assert_eq!((mounts(), loops(), &tally.stays), (0, 0, &vec![]), "{made:?}: {:?}", tally.gone);
+    assert_eq!((mounted(), loops(), &tally.stays), (0, 0, &vec![]), "{made:?}: {:?}", tally.gone);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "{made:?}: {:?}", tally.gone);
 }
 
