@@ -1,6 +1,7 @@
-//! Reads texts of the kernel in which programs, users and file systems have chosen names.
+//! Reads files of `/proc` and `/sys` that contain names: of mount points, files, processes.
 //!
-//! Invariant: a name that is not UTF-8 makes no other line unreadable, and no name is lost.
+//! Invariant: names are any bytes. One that is not UTF-8 makes no other line unreadable, and
+//! `media::mounts::unescape` gives it back.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -31,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_that_are_no_text_are_written_out() {
+    fn bytes_that_are_not_utf_8_are_written_in_octal() {
         assert_eq!(escaped("État\\040".as_bytes()), "État\\040");
         assert_eq!(escaped(b"a \xc9tat\n\xff"), "a \\311tat\n\\377");
     }

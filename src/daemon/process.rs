@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_with_a_name_that_is_no_text_is_alive() {
+    fn a_process_whose_name_is_not_utf_8_is_alive() {
         let script = r"printf '\377x' > /proc/self/comm; echo; read x";
         let mut child = Command::new("sh");
         child.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());

@@ -60,6 +60,7 @@ pub use sector::{Made as MadeFor, Sector};
 pub use signature::Signature;
 pub use spares::Spares;
 pub use stable_id::{IdKind, Place, StableId};
+pub use sysfs::loop_file;
 pub use words::Words;
 
 /// Bytes in a page of the machine; x86-64 and the usual aarch64 kernels have this size.

@@ -79,7 +79,7 @@ pub(super) fn discards(dir: &Path) -> bool {
 }
 
 /// The file behind the loop device of a directory, as the kernel names it.
-pub(crate) fn loop_file(dir: &Path) -> Option<PathBuf> {
+pub fn loop_file(dir: &Path) -> Option<PathBuf> {
     let mut path = fs::read(dir.join("loop/backing_file")).ok()?;
     path.pop_if(|last| *last == b'\n');
     Some(PathBuf::from(OsString::from_vec(path)))

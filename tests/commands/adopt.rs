@@ -12,6 +12,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use ztier::kernel_text::kernel_text;
 
 /// A mounted disk, its table of file systems, and a log's drive.
 struct Rig {
@@ -132,7 +133,7 @@ impl Drop for Rig {
 
 /// What is mounted there, as the kernel says.
 fn source(point: &Path) -> Option<String> {
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let mounts = kernel_text("/proc/self/mounts").unwrap();
     let on = |line: &&str| line.split(' ').nth(1) == point.to_str();
     mounts.lines().rfind(on).map(|line| line.split(' ').next().unwrap().to_owned())
 }

@@ -5,9 +5,10 @@
 use crate::support::fault_fs::{Fault, FaultFs, Op};
 use crate::support::group::Group;
 use crate::support::loops::{Loop, lacks_loops};
+use crate::support::mounted::Mounted;
 use crate::support::place::content;
 use crate::support::sandbox::{Guard, Sandbox, eventually};
-use crate::support::shell::{ok, try_unmount};
+use crate::support::shell::ok;
 use rustix::fs::{Advice, fadvise};
 use serde_json::Value;
 use std::fs::{self, File};
@@ -17,17 +18,6 @@ use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 const SLOW: Duration = Duration::from_millis(8);
-
-/// A mounted file system, unmounted before its device goes.
-struct Mounted<'a>(&'a Path);
-
-impl Drop for Mounted<'_> {
-    fn drop(&mut self) {
-        if let Err(why) = try_unmount(self.0.to_str().unwrap()) {
-            eprintln!("{} was left: {why}", self.0.display());
-        }
-    }
-}
 
 /// What is said about a role for a disk.
 fn about<'a>(report: &'a Value, role: &str, disk: &str) -> &'a Value {
@@ -49,11 +39,9 @@ fn half(block: u64) -> Vec<u8> {
 }
 
 /// A file system on a device, and on it a file whose pages no control group has yet.
-fn with_file<'a>(device: &Loop, point: &'a Path) -> Mounted<'a> {
+fn with_file(device: &Loop, point: &Path) -> Mounted {
     ok(60, "mkfs.ext4", &["-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", device.path()]);
-    fs::create_dir(point).unwrap();
-    ok(20, "mount", &[device.path(), point.to_str().unwrap()]);
-    let mounted = Mounted(point);
+    let mounted = Mounted::new(&[device.path()], point);
     let large = point.join("large");
     let blocks = 80 * MIB / 4096;
     fs::write(&large, (0..blocks).flat_map(half).collect::<Vec<_>>()).unwrap();

@@ -15,6 +15,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
+use ztier::kernel_text::kernel_text;
 
 const UP: [&str; 6] = ["up", "vol", "--size", "64M", "--export", "nbd"];
 
@@ -562,7 +563,7 @@ fn a_killed_block_device_is_cleaned_up_completely() {
     assert!(out.contains("loop device") && out.contains("FUSE mount"), "{out}");
     assert_eq!(sandbox.files(), [""; 0]);
     assert!(fs::symlink_metadata(Path::new(&device)).is_err());
-    assert!(!fs::read_to_string("/proc/mounts").unwrap().contains(&name));
+    assert!(!kernel_text("/proc/mounts").unwrap().contains(&name));
 }
 
 /// The command, with limits set by `ulimit`.

@@ -2,46 +2,22 @@
 //! any order, for drives and for volumes. The record of a backing store is found by any path.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+use crate::support::files::{dir, exclusive, file};
 use crate::support::loops::{Loop, lacks_loops};
+use crate::support::mounted::Mounted;
 use crate::support::place::{BLOCK, BLOCKS, Place, content};
 use crate::support::sandbox::{Done, eventually};
-use crate::support::shell::{ok, ok_once_free, run, text, try_unmount};
+use crate::support::shell::{ok, ok_once_free, run};
 use std::any::Any;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Duration, Instant};
 use ztier::media::mounts::{mount_of, mounts};
 use ztier::media::{Access, Drive, FileDrive};
 
 const MIB: u64 = 1 << 20;
-
-fn dir() -> (tempfile::TempDir, PathBuf) {
-    let dir = tempfile::Builder::new().prefix("ztier-").tempdir().unwrap();
-    let path = dir.path().canonicalize().unwrap();
-    (dir, path)
-}
-
-fn file(path: &Path, size: u64) -> PathBuf {
-    File::create(path).unwrap().set_len(size).unwrap();
-    path.to_owned()
-}
-
-/// Opens a drive exclusively. Programs that scan every new device (udev) may hold it for a moment.
-#[track_caller]
-fn exclusive(path: &Path) -> FileDrive {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
-        match FileDrive::open(path, Access::Exclusive) {
-            Ok(drive) => return drive,
-            Err(e) => assert!(Instant::now() < deadline, "{e}"),
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
 
 #[track_caller]
 fn refused(path: &Path, parts: &[&str]) {
@@ -52,25 +28,6 @@ fn refused(path: &Path, parts: &[&str]) {
         assert!(text.contains("is in use"), "{text}");
         assert!(parts.iter().all(|p| text.contains(p)), "{text}: {parts:?}");
         assert_eq!(error.exit_status(), 4, "{text}");
-    }
-}
-
-/// A mount, unmounted when dropped.
-struct Mounted(PathBuf);
-
-impl Mounted {
-    fn new(args: &[&str], point: &Path) -> Self {
-        fs::create_dir_all(point).unwrap();
-        ok(60, "mount", &[args, &[point.to_str().unwrap()]].concat());
-        Self(point.to_owned())
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        if let Err(why) = try_unmount(self.0.to_str().unwrap()) {
-            eprintln!("{} was left: {why}", self.0.display());
-        }
     }
 }
 
@@ -223,46 +180,24 @@ fn parts_that_are_apart_belong_to_several() {
     drop(mine);
 }
 
-/// Runs a command on a path with a name that is not UTF-8.
-#[track_caller]
-fn on_odd(program: &str, args: &[&str], path: &Path) -> String {
-    let out = Command::new(program).args(args).arg(path).output().unwrap();
-    assert!(out.status.success(), "{program}: {}", text(&out));
-    text(&out)
-}
-
-/// A mount on a directory with a name that is not UTF-8, unmounted when dropped.
-struct OddMount(PathBuf);
-
-impl OddMount {
-    fn below(dir: &Path) -> Self {
-        let point = dir.join(OsStr::from_bytes(b"\xe9tat"));
-        fs::create_dir(&point).unwrap();
-        on_odd("mount", &["-t", "tmpfs", "ztier-test"], &point);
-        Self(point)
-    }
-}
-
-impl Drop for OddMount {
-    fn drop(&mut self) {
-        on_odd("umount", &[], &self.0);
-    }
+/// A mount on a directory whose name is not UTF-8.
+fn odd_mount(dir: &Path) -> Mounted {
+    Mounted::new(&["-t", "tmpfs", "ztier-test"], &dir.join(OsStr::from_bytes(b"\xe9tat")))
 }
 
 /// Names of any bytes: every table of the kernel that has them is read all the same.
 #[test]
-fn a_name_that_is_no_text_is_a_name() {
+fn names_that_are_not_utf_8_are_read() {
     if lacks_loops(&[]) {
         return;
     }
     let (_dir, here) = dir();
-    let mount = OddMount::below(&here);
+    let mount = odd_mount(&here);
     let all = mounts();
     assert_eq!(mount_of(&all, &mount.0.join("file")).unwrap().point, mount.0);
     let image = file(&here.join(OsStr::from_bytes(b"dr\xefve")), 16 * MIB);
     let mine = exclusive(&image);
-    let device = on_odd("losetup", &["--find", "--show"], &image);
-    let device = Loop(device.trim().into());
+    let device = Loop::on(&image, &[]);
     refused(&device.0, &["given twice"]);
     drop(mine);
     let error = FileDrive::open(&image, Access::Exclusive).unwrap_err();
@@ -276,7 +211,7 @@ fn a_mount_or_swap_on_a_layer_is_named() {
         return;
     }
     let (_dir, here) = dir();
-    let _odd = OddMount::below(&here);
+    let _odd = odd_mount(&here);
     let image = file(&here.join("image"), 32 * MIB);
     let device = Loop::on(&image, &[]);
     ok_once_free("mkfs.ext4", &["-q", "-F", device.path()]);

@@ -12,6 +12,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+use ztier::kernel_text::kernel_text;
 
 /// The MiB that [`load`] fills and compares, its number of passes, 1 for noise, and the
 /// milliseconds that it pauses after each MiB; if set, this test binary is the program.
@@ -110,7 +111,7 @@ fn nothing_left(turn: &Turn, sandbox: &Sandbox) {
     });
     assert!(turn.is_as_before());
     let run = sandbox.run_dir();
-    let mounts = fs::read_to_string("/proc/mounts").unwrap();
+    let mounts = kernel_text("/proc/mounts").unwrap();
     assert!(!mounts.contains(run.to_str().unwrap()), "{mounts}");
 }
 
@@ -206,7 +207,7 @@ fn going_over(sandbox: &Sandbox, name: &str, flags: &[&str], enough: impl Fn(&Va
 #[test]
 fn slots_are_freed_when_their_pages_are_back() {
     let Some((turn, sandbox)) = place() else { return };
-    let swaps = fs::read_to_string("/proc/swaps").unwrap();
+    let swaps = kernel_text("/proc/swaps").unwrap();
     if swaps.lines().count() > 1 {
         println!("skipped: this machine has other swap: {swaps}");
         return;

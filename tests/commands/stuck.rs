@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use ztier::device::{Channel, Device, Extent, ExtentKind, IoError, Request};
 use ztier::export::fuse::{FuseLoop, Options, available};
 use ztier::export::traces;
+use ztier::kernel_text::kernel_text;
 use ztier::system::helper::Helper;
 
 /// Longer than any test takes.
@@ -34,7 +35,7 @@ fn has_fuse() -> bool {
 fn left(sandbox: &Sandbox, name: &str) -> Vec<String> {
     let here = sandbox.path().canonicalize().unwrap();
     let here = here.to_str().unwrap();
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mounts = kernel_text("/proc/self/mountinfo").unwrap();
     let loops = text(&run(10, "losetup", &["-a"]));
     let lines = mounts.lines().chain(loops.lines()).filter(|line| line.contains(here));
     let mut left: Vec<String> = lines.map(str::to_owned).collect();

@@ -7,6 +7,7 @@ use crate::support::sandbox::Sandbox;
 use crate::support::shell::missing;
 use std::fs;
 use std::path::PathBuf;
+use ztier::kernel_text::kernel_text;
 
 /// Whether block devices can't be made here; prints the reason.
 fn no_block_device(sandbox: &Sandbox) -> bool {
@@ -19,7 +20,7 @@ fn no_block_device(sandbox: &Sandbox) -> bool {
 
 /// The line of a kernel table that names `what`.
 fn line_of(table: &str, what: &str) -> Option<String> {
-    let text = fs::read_to_string(table).unwrap();
+    let text = kernel_text(table).unwrap();
     text.lines().find(|line| line.split_whitespace().any(|w| w == what)).map(str::to_owned)
 }
 
@@ -162,7 +163,7 @@ fn what_is_in_it_outlives_the_daemon() {
     // The next daemon unmounts what the dead one had mounted, checks it, and mounts it again.
     sandbox.kill(&name);
     sandbox.ztier(&up).ok();
-    let text = fs::read_to_string("/proc/mounts").unwrap();
+    let text = kernel_text("/proc/mounts").unwrap();
     assert_eq!(text.lines().filter(|l| l.contains(at)).count(), 1, "{text}");
     assert_eq!(fs::read_to_string(&file).unwrap(), "content");
     fs::write(&file, "other").unwrap();

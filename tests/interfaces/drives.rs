@@ -5,11 +5,13 @@
 //! test fails.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+use crate::support::files::{dir, exclusive, file};
 use crate::support::loops::{Loop, lacks_loops as lacks};
-use crate::support::shell::{missing, ok, ok_once_free, run, text, try_unmount};
-use std::fs::{self, File};
+use crate::support::mounted::Mounted;
+use crate::support::shell::{missing, ok, ok_once_free, run, text};
+use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,53 +23,9 @@ use ztier::media::{
 
 const MIB: u64 = 1 << 20;
 
-fn dir() -> (tempfile::TempDir, PathBuf) {
-    let dir = tempfile::Builder::new().prefix("ztier-").tempdir().unwrap();
-    let path = dir.path().canonicalize().unwrap();
-    (dir, path)
-}
-
-fn file(path: &Path, size: u64) -> PathBuf {
-    File::create(path).unwrap().set_len(size).unwrap();
-    path.to_owned()
-}
-
 impl Loop {
     fn open(&self) -> FileDrive {
         exclusive(&self.0)
-    }
-}
-
-/// A mount, unmounted when dropped.
-struct Mounted(PathBuf);
-
-impl Mounted {
-    fn new(args: &[&str], point: &Path) -> Self {
-        fs::create_dir_all(point).unwrap();
-        ok(60, "mount", &[args, &[point.to_str().unwrap()]].concat());
-        Self(point.to_owned())
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        if let Err(why) = try_unmount(self.0.to_str().unwrap()) {
-            eprintln!("{} was left: {why}", self.0.display());
-        }
-    }
-}
-
-/// Opens a drive exclusively. Programs that scan every new device (udev), or format it, may hold it
-/// for a moment.
-#[track_caller]
-fn exclusive(path: &Path) -> FileDrive {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
-        match FileDrive::open(path, Access::Exclusive) {
-            Ok(drive) => return drive,
-            Err(e) => assert!(Instant::now() < deadline, "{e}"),
-        }
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

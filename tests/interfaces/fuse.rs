@@ -19,6 +19,7 @@ use ztier::device::{
 };
 use ztier::export::fuse::{FuseLoop, Options, available};
 use ztier::export::{Export, Leftover};
+use ztier::kernel_text::kernel_text;
 use ztier::system::helper::Helper;
 
 const MIB: u64 = 1 << 20;
@@ -57,7 +58,7 @@ impl Place {
     fn assert_nothing_left(&self) {
         let here = self.path();
         let here = here.to_str().unwrap();
-        assert!(!std::fs::read_to_string("/proc/self/mountinfo").unwrap().contains(here));
+        assert!(!kernel_text("/proc/self/mountinfo").unwrap().contains(here));
         assert!(!text(&run(10, "losetup", &["-a"])).contains(here));
         let left: Vec<_> = std::fs::read_dir(here).unwrap().map(|e| e.unwrap().path()).collect();
         assert_eq!(left, Vec::<PathBuf>::new());

@@ -3,6 +3,7 @@
 
 use super::shell::{missing, ok, run, text};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 /// A loop device, detached when dropped.
@@ -10,15 +11,16 @@ pub struct Loop(pub PathBuf);
 
 impl Loop {
     pub fn on(file: &Path, args: &[&str]) -> Self {
-        let all = [args, &["--find", "--show", file.to_str().unwrap()]].concat();
         for _ in 0..4 {
-            let out = run(60, "losetup", &all);
+            let out = attach(file, args);
             if out.status.success() {
                 return Self(text(&out).trim().into());
             }
             make_nodes();
         }
-        Self(ok(60, "losetup", &all).trim().into())
+        let out = attach(file, args);
+        assert!(out.status.success(), "losetup {}: {}", file.display(), text(&out));
+        Self(text(&out).trim().into())
     }
 
     pub fn path(&self) -> &str {
@@ -40,6 +42,12 @@ impl Loop {
         }
         part
     }
+}
+
+fn attach(file: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "2", "60", "losetup"]).args(args).args(["--find", "--show"]).arg(file);
+    command.output().unwrap()
 }
 
 /// A partition of a loop device, removed when dropped, as the device would keep it for its next

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use ztier::kernel_text::kernel_text;
 
 /// Swap and its settings belong to the whole machine, so one test at a time uses them.
 static TURN: Mutex<()> = Mutex::new(());
@@ -57,6 +58,6 @@ pub fn set(key: &str, value: u64) {
 /// The line of `/proc/swaps` for a device or for the target of a link.
 pub fn swap_line(device: &str) -> Option<String> {
     let device = fs::canonicalize(device).ok()?;
-    let text = fs::read_to_string("/proc/swaps").unwrap();
+    let text = kernel_text("/proc/swaps").unwrap();
     text.lines().find(|line| line.split_whitespace().next() == device.to_str()).map(str::to_owned)
 }

@@ -7,12 +7,14 @@ pub mod disk;
 pub mod exposition;
 #[cfg(feature = "fuse")]
 pub mod fault_fs;
+pub mod files;
 pub mod group;
 pub mod kept_image;
 pub mod loops;
 pub mod machine;
 #[cfg(feature = "fuse")]
 pub mod matrix;
+pub mod mounted;
 pub mod nbd;
 pub mod pair;
 pub mod place;

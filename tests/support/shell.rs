@@ -1,6 +1,7 @@
 //! Programs of the machine, each with a time limit.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -47,10 +48,11 @@ pub fn ok_once_free(program: &str, args: &[&str]) -> String {
 ///
 /// # Errors
 /// What `umount` says, when it still fails after some seconds.
-pub fn try_unmount(point: &str) -> Result<(), String> {
+pub fn try_unmount(point: impl AsRef<Path>) -> Result<(), String> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
-        let out = run(20, "umount", &[point]);
+        let mut command = Command::new("timeout");
+        let out = command.args(["-k", "2", "20", "umount"]).arg(point.as_ref()).output().unwrap();
         match out.status.success() {
             true => return Ok(()),
             false if Instant::now() > deadline => return Err(text(&out)),
@@ -61,7 +63,7 @@ pub fn try_unmount(point: &str) -> Result<(), String> {
 
 /// As [`try_unmount`], which has to succeed.
 #[track_caller]
-pub fn unmount(point: &str) {
+pub fn unmount(point: impl AsRef<Path>) {
     try_unmount(point).unwrap();
 }
 
@@ -78,7 +80,7 @@ pub fn missing(programs: &[&str]) -> bool {
 
 /// Whether `mkfs.btrfs` is missing or refuses every file: it looks at all mounts and loop devices
 /// of the machine, also at those of a server that was killed. Prints which.
-pub fn lacks_btrfs(directory: &std::path::Path) -> bool {
+pub fn lacks_btrfs(directory: &Path) -> bool {
     if missing(&["mkfs.btrfs"]) {
         return true;
     }

@@ -164,7 +164,7 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
 
     #[test]
-    fn a_file_whose_name_is_no_text_is_known() {
+    fn a_file_whose_name_is_not_utf_8_is_known() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join(OsStr::from_bytes(b"dr\xefve"));
         File::create(&file).unwrap().set_len(1 << 20).unwrap();

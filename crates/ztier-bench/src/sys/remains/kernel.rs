@@ -4,12 +4,11 @@
 //! unreadable entry counts as absent.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::fs;
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use ztier::kernel_text::kernel_text;
-use ztier::media::mounts::{MountEntry, mounts};
+use ztier::media::loop_file;
+use ztier::media::mounts::{MountEntry, mounts, unescape};
 use ztier::media::swap_areas::swaps;
 
 const BLOCK: &str = "/sys/block";
@@ -25,9 +24,7 @@ pub struct Loop {
 /// All loop devices with a backing file.
 pub fn loops() -> Vec<Loop> {
     let of = |name: String| {
-        let mut file = fs::read(Path::new(BLOCK).join(&name).join("loop/backing_file")).ok()?;
-        file.pop_if(|last| *last == b'\n');
-        let backing = PathBuf::from(OsString::from_vec(file));
+        let backing = loop_file(&Path::new(BLOCK).join(&name))?;
         Some(Loop { device: Path::new("/dev").join(name), backing })
     };
     devices("loop").into_iter().filter_map(of).collect()
@@ -54,8 +51,8 @@ pub fn unused_zram() -> Vec<String> {
 /// The control groups in which this process could make its own groups: its own and all above it.
 pub fn groups() -> BTreeSet<PathBuf> {
     let own = kernel_text("/proc/self/cgroup").unwrap_or_default();
-    let paths: Vec<&Path> =
-        own.lines().filter_map(|line| line.splitn(3, ':').nth(2)).map(Path::new).collect();
+    let paths: Vec<PathBuf> =
+        own.lines().filter_map(|line| line.splitn(3, ':').nth(2)).map(unescape).collect();
     let trees = mounts().into_iter().filter(|mount| mount.kind.starts_with("cgroup"));
     let above = |tree: MountEntry| {
         let join = move |path: &Path| tree.point.join(path.strip_prefix("/").unwrap_or(path));

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use ztier::error::{Context, Error, Result};
+use ztier::kernel_text::kernel_text;
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 /// Limit on the time until a group is empty after its last process has ended.
@@ -44,7 +45,7 @@ impl Limit {
     /// # Errors
     /// No memory controller here, or no right to use it.
     pub fn new(bytes: u64) -> Result<Self> {
-        let read = |path: &str| fs::read_to_string(path).context(format!("cannot read {path}"));
+        let read = |path: &str| kernel_text(path).context(format!("cannot read {path}"));
         let found = find(&read("/proc/self/cgroup")?, &read("/proc/self/mountinfo")?);
         let hierarchy = found.ok_or_else(|| {
             Error::failure("no control groups that limit memory are mounted")

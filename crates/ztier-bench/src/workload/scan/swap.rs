@@ -9,6 +9,7 @@ use crate::sys::command::{run, undo};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use ztier::error::{Context, Error, Result};
+use ztier::kernel_text::kernel_text;
 
 /// Above the priority of other swap; the kernel's highest is 32767.
 pub const PRIORITY: i32 = 32000;
@@ -98,7 +99,7 @@ impl Drop for SwapOn {
 
 /// The active swap.
 fn table() -> Result<Vec<Entry>> {
-    let text = std::fs::read_to_string("/proc/swaps").context("cannot read /proc/swaps")?;
+    let text = kernel_text("/proc/swaps").context("cannot read /proc/swaps")?;
     Ok(parse(&text))
 }
 
