@@ -103,8 +103,16 @@ need_miri() {
         say "cannot install miri; going on without it"
 }
 
+# know_commit: what `ztier --version` says of it. Empty in a source archive, which has no .git.
+know_commit() {
+    ZTIER_COMMIT=$([ ! -e "$root/.git" ] ||
+        git -C "$root" rev-parse --short=12 HEAD 2>/dev/null || true)
+    export ZTIER_COMMIT
+}
+
 # build_release: the program, optimised.
 build_release() {
+    know_commit
     ztier=${CARGO_TARGET_DIR:-$root/target}/release/ztier
     if [ -x "$ztier" ]; then say "building"; else say "building; the first time takes minutes"; fi
     cargo build --release --locked --quiet --manifest-path "$root/Cargo.toml" --package ztier ||
@@ -114,6 +122,7 @@ build_release() {
 # build_programs: the program as packages have it and its benchmarks, optimised, with what those start in
 # virtual machines.
 build_programs() {
+    know_commit
     cargo build --release --locked --manifest-path "$root/Cargo.toml" --features ztier/object-store \
         --package ztier --package ztier-bench --package ztier-vm --bin ztier --bin ztier-bench --bin ztier-vm-agent --bin ztier-vm-pressure
 }

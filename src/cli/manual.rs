@@ -12,7 +12,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 /// A term and what is said of it.
-type Pair = (&'static str, &'static str);
+pub(super) type Pair = (&'static str, &'static str);
 
 /// What a page has besides what the parser knows.
 struct Page {
@@ -315,6 +315,11 @@ const PAGES: &[Page] = &[
         environment: &[],
     },
 ];
+
+/// The examples of the command of these words: what for, and what to type.
+pub(super) fn examples(words: &str) -> Option<&'static [Pair]> {
+    PAGES.iter().find(|page| page.command == words).map(|page| page.examples)
+}
 
 /// Writes a page for each command that is shown, and that of the settings' file.
 pub(super) fn write(directory: &Path) -> Result<()> {

@@ -20,6 +20,7 @@ mod events;
 mod files;
 mod forget;
 mod generator;
+mod help;
 mod list;
 mod local_time;
 mod log;

@@ -2,7 +2,7 @@
 //!
 //! Invariants: words that other tools use for a command lead to ours; what is advised can be typed.
 
-use super::{Cli, output};
+use super::{Cli, help, output};
 use crate::config::name;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
@@ -58,13 +58,14 @@ const SYNONYMS: &[(&[&str], &str, &str)] = &[
     (&["version"], "print the version", "ztier --version"),
 ];
 
-/// Prints the parser's help unchanged, and its errors in one line.
+/// Prints help and version as they are, and errors in one line.
 pub(super) fn report(e: &clap::Error) -> ExitCode {
-    if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand || !e.use_stderr() {
-        let _ = e.print(); // without a reader there is nothing to report
+    let args: Vec<OsString> = std::env::args_os().collect();
+    let help = help::asked(e, &args);
+    if help.is_some() || !e.use_stderr() {
+        let _ = help.as_ref().unwrap_or(e).print(); // without a reader there is nothing to report
         return ExitCode::from(if e.use_stderr() { 2 } else { 0 });
     }
-    let args: Vec<OsString> = std::env::args_os().collect();
     output::remark(&format!("ztier: {}", explain(e, &args)));
     ExitCode::from(2)
 }

@@ -1,15 +1,25 @@
-//! What `ztier --version` says: version, commit if the build knew it, and what was built in.
+//! What `ztier --version` says: version, commit if the build knew it, what was built in, and which
+//! interfaces of the kernel that can use.
 //!
 //! Invariant: the first line begins with the name and the version, whatever follows.
 
 use std::sync::LazyLock;
 
-/// Set by builds from a repository (`scripts/package`); others leave it unset.
+/// Set by builds from a repository (`know_commit` in `scripts/setup.sh`); others leave it unset.
 const COMMIT: Option<&str> = option_env!("ZTIER_COMMIT");
 
 /// What depends on features of the build, with their names in Cargo.toml.
 const FEATURES: [(&str, bool); 2] =
     [("fuse", cfg!(feature = "fuse")), ("object-store", cfg!(feature = "object-store"))];
+
+/// Interfaces of the kernel, each with the first Linux that has what ztier needs of it, and whether
+/// this build can use it. `ztier doctor` says what the running kernel has.
+const INTERFACES: [(&str, bool); 4] = [
+    ("loop and FUSE 5.8", cfg!(feature = "fuse")),
+    ("io_uring 5.11", true),
+    ("ublk 6.1", true),
+    ("BPF 6.6", true),
+];
 
 static LONG: LazyLock<String> = LazyLock::new(|| describe(COMMIT, &FEATURES));
 
@@ -26,7 +36,9 @@ fn describe(commit: Option<&str>, features: &[(&str, bool)]) -> String {
     for (name, built) in features {
         text += &format!(" {}{name}", if *built { '+' } else { '-' });
     }
-    text
+    let interfaces = INTERFACES.iter().filter(|(_, built)| *built).map(|(name, _)| *name);
+    text += "\nkernel interfaces, each from this Linux on: ";
+    text + &interfaces.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -38,11 +50,13 @@ mod tests {
     fn a_commit_and_features_are_told() {
         let version = env!("CARGO_PKG_VERSION");
         let features = [("fuse", true), ("object-store", false)];
-        let all = "features: +fuse -object-store";
-        assert_eq!(describe(Some("abc"), &features), format!("{version} (commit abc)\n{all}"));
+        let all = "features: +fuse -object-store\nkernel interfaces, each from this Linux on: ";
+        let begin = format!("{version} (commit abc)\n{all}");
+        assert!(describe(Some("abc"), &features).starts_with(&begin));
         for none in [None, Some("")] {
-            assert_eq!(describe(none, &features), format!("{version}\n{all}"));
+            assert!(describe(none, &features).starts_with(&format!("{version}\n{all}")));
         }
+        assert!(long().ends_with("io_uring 5.11, ublk 6.1, BPF 6.6"), "{}", long());
         assert!(long().starts_with(version));
     }
 
