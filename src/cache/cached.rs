@@ -276,6 +276,10 @@ impl Cached {
                 return false;
             }
             above.dropped(piece.first);
+            if planted::on(Bug::KeepDroppedOverWrite) {
+                drop(shard);
+                shard = self.shard(piece).lock();
+            }
             // Its content is known now: from here on, the copy is one of a fill.
             if shard.has(piece.key) || !shard.begin_fill(id, piece.first, 1) {
                 return true;

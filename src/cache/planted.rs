@@ -22,6 +22,15 @@ pub enum Bug {
     SealOverWrite,
     /// A block whose copy goes to the page cache is sealed although it was written meanwhile.
     SealGivenOverWrite,
+    /// Blocks that are zeroed keep their seals.
+    SealOverZero,
+    /// After a failed flush, which may have changed blocks, seals are kept.
+    SealOverFailedFlush,
+    /// After a failed flush, what was under way is kept.
+    KeepOverFailedFlush,
+    /// A write can begin and end between the comparison of a dropped page and the flight that keeps
+    /// it.
+    KeepDroppedOverWrite,
 }
 
 crate::planted::plantable!(Bug, shuttle);

@@ -229,7 +229,9 @@ impl Shard {
         if planted::on(Bug::KeepZeroed) {
             return;
         }
-        self.seals.remove_all(&inside);
+        if !planted::on(Bug::SealOverZero) {
+            self.seals.remove_all(&inside);
+        }
         let mut from = 0;
         while let Some((at, key)) = self.table.seek(from, |key, _| inside(key)) {
             self.forget(key);
@@ -537,10 +539,14 @@ impl Shard {
 
     /// Drops all copies and ghosts. No flight keeps anything.
     pub fn forget_all(&mut self) {
-        self.flights.end_all();
+        if !planted::on(Bug::KeepOverFailedFlush) {
+            self.flights.end_all();
+        }
         self.gate = Gate::new(*self.gate.rules());
         self.table = Table::default();
-        self.seals.remove_all(|_| true);
+        if !planted::on(Bug::SealOverFailedFlush) {
+            self.seals.remove_all(|_| true);
+        }
         self.ghosts.resize(0);
         self.segments.clear();
     }

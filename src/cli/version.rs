@@ -12,11 +12,11 @@ const COMMIT: Option<&str> = option_env!("ZTIER_COMMIT");
 const FEATURES: [(&str, bool); 2] =
     [("fuse", cfg!(feature = "fuse")), ("object-store", cfg!(feature = "object-store"))];
 
-/// Interfaces of the kernel, each with the first Linux that has what ztier needs of it, and whether
-/// this build can use it. `ztier doctor` says what the running kernel has.
+/// Interfaces of the kernel, each with the first Linux with which ztier uses it (5.14 is the oldest
+/// of all), and whether this build can use it. `ztier doctor` says what the running kernel has.
 const INTERFACES: [(&str, bool); 4] = [
-    ("loop and FUSE 5.8", cfg!(feature = "fuse")),
-    ("io_uring 5.11", true),
+    ("FUSE and loop 5.14", cfg!(feature = "fuse")),
+    ("io_uring 5.14", true),
     ("ublk 6.1", true),
     ("BPF 6.6", true),
 ];
@@ -56,7 +56,7 @@ mod tests {
         for none in [None, Some("")] {
             assert!(describe(none, &features).starts_with(&format!("{version}\n{all}")));
         }
-        assert!(long().ends_with("io_uring 5.11, ublk 6.1, BPF 6.6"), "{}", long());
+        assert!(long().ends_with("io_uring 5.14, ublk 6.1, BPF 6.6"), "{}", long());
         assert!(long().starts_with(version));
     }
 

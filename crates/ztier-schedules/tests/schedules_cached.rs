@@ -20,12 +20,16 @@ const LIMIT: u64 = 2 << 20;
 const BLOCKS: usize = 1024;
 
 /// A drive that yields to other threads before and after every request, and fails writes of one
-/// block.
+/// block, and flushes after which it lacks what was written to one block.
 struct Slow {
     /// The version of each block.
     versions: Mutex<Vec<u32>>,
     fails: usize,
+    forgets: usize,
 }
+
+/// A block that no drive has.
+const NONE: usize = BLOCKS;
 
 impl Slow {
     /// A point at which shuttle may switch threads.
@@ -71,7 +75,12 @@ impl Drive for Slow {
     }
 
     fn flush(&self) -> Result<(), DriveError> {
-        Ok(())
+        if self.forgets == NONE {
+            return Ok(());
+        }
+        self.versions.lock().unwrap()[self.forgets] = 0;
+        self.pause();
+        Err(DriveError { action: Action::Flush, at: 0, len: 0, errno: 5 })
     }
 }
 
@@ -97,7 +106,11 @@ fn version(data: &[u8], block: usize) -> u32 {
 }
 
 fn drive(fails: usize) -> (Arc<Slow>, Arc<Cached>) {
-    let drive = Arc::new(Slow { versions: Mutex::new(vec![0; BLOCKS]), fails });
+    cache_of(Slow { versions: Mutex::new(vec![0; BLOCKS]), fails, forgets: NONE })
+}
+
+fn cache_of(slow: Slow) -> (Arc<Slow>, Arc<Cached>) {
+    let drive = Arc::new(slow);
     let cached = Cached::over(Arc::clone(&drive) as Arc<dyn Drive>, LIMIT, LIMIT).unwrap();
     (drive, cached)
 }
@@ -124,7 +137,7 @@ fn check(drive: &Slow, cached: &Cached, blocks: &[usize]) {
 /// One thread writes versions in order, two read and miss: no read returns a version older than the
 /// last one acknowledged before it began.
 fn readers_beside_a_writer() {
-    let (drive, cached) = drive(BLOCKS);
+    let (drive, cached) = drive(NONE);
     let acknowledged = Arc::new(AtomicU64::new(0));
     let reader = {
         let (cached, acknowledged) = (Arc::clone(&cached), Arc::clone(&acknowledged));
@@ -150,7 +163,7 @@ fn readers_beside_a_writer() {
 
 /// Two threads write the same blocks; the drive decides which write is last.
 fn writers_of_the_same_blocks() {
-    let (drive, cached) = drive(BLOCKS);
+    let (drive, cached) = drive(NONE);
     let writers = [1, 2].map(|version| {
         let cached = Arc::clone(&cached);
         thread::spawn(move || {
@@ -167,7 +180,7 @@ fn writers_of_the_same_blocks() {
 
 /// Blocks come and go at the same memory addresses while other blocks are read, written and zeroed.
 fn eviction_beside_everything() {
-    let (drive, cached) = drive(BLOCKS);
+    let (drive, cached) = drive(NONE);
     drive.versions.lock().unwrap()[110..115].fill(1);
     for block in 100..106 {
         assert!(write(&cached, block, 1));
@@ -201,7 +214,7 @@ fn eviction_beside_everything() {
 
 /// A thread zeroes the whole drive while another reads and writes a block.
 fn zeroes_of_everything() {
-    let (drive, cached) = drive(BLOCKS);
+    let (drive, cached) = drive(NONE);
     assert!(write(&cached, 7, 1));
     let zeroer = {
         let cached = Arc::clone(&cached);
@@ -234,7 +247,7 @@ fn a_write_that_fails() {
 
 /// Pages of each version are dropped by the page cache while the block is written, read and zeroed.
 fn dropped_pages_beside_a_writer() {
-    let (drive, cached) = drive(BLOCKS);
+    let (drive, cached) = drive(NONE);
     cached.follow(0).unwrap();
     let acknowledged = Arc::new(AtomicU64::new(0));
     let dropper = {
@@ -267,7 +280,7 @@ fn dropped_pages_beside_a_writer() {
 
 /// A copy goes to the page cache while the block is written; then its page is dropped.
 fn a_copy_that_goes_beside_a_writer() {
-    let (drive, cached) = drive(BLOCKS);
+    let (drive, cached) = drive(NONE);
     cached.follow(0).unwrap();
     assert!(write(&cached, 5, 1));
     let old = content(5, 1).try_into().unwrap();
@@ -298,7 +311,60 @@ fn a_dropped_page_of_a_write_that_failed() {
     check(&drive, &cached, &[9]);
 }
 
-const TESTS: [fn(); 8] = [
+/// A page is dropped while its block is zeroed with all others.
+fn a_dropped_page_of_a_zeroed_block() {
+    let (drive, cached) = drive(NONE);
+    cached.follow(0).unwrap();
+    assert!(write(&cached, 7, 1));
+    let page = content(7, 1).try_into().unwrap();
+    let zeroer = {
+        let cached = Arc::clone(&cached);
+        thread::spawn(move || cached.zero(0, (BLOCKS * BLOCK) as u64).unwrap())
+    };
+    cached.dropped(&page);
+    zeroer.join().unwrap();
+    assert!(!cached.dropped(&page), "the block has zeros");
+    check(&drive, &cached, &[7]);
+}
+
+/// A flush fails, and the drive lacks what was written, while the block is read and its page is
+/// dropped.
+fn a_flush_that_fails() {
+    let versions = Mutex::new(vec![0; BLOCKS]);
+    let (drive, cached) = cache_of(Slow { versions, fails: NONE, forgets: 5 });
+    cached.follow(0).unwrap();
+    assert!(write(&cached, 5, 1));
+    let page = content(5, 1).try_into().unwrap();
+    let reader = {
+        let cached = Arc::clone(&cached);
+        thread::spawn(move || read(&cached, 5))
+    };
+    let dropper = {
+        let cached = Arc::clone(&cached);
+        thread::spawn(move || cached.dropped(&page))
+    };
+    assert!(cached.flush().is_err());
+    assert!(reader.join().unwrap() <= 1);
+    dropper.join().unwrap();
+    assert!(!cached.dropped(&page), "the block has something else");
+    check(&drive, &cached, &[5]);
+}
+
+/// A page is dropped, and its block is written before the page is kept.
+fn a_dropped_page_beside_a_writer() {
+    let (drive, cached) = drive(NONE);
+    cached.follow(0).unwrap();
+    assert!(write(&cached, 5, 1));
+    let dropper = {
+        let cached = Arc::clone(&cached);
+        thread::spawn(move || cached.dropped(&content(5, 1).try_into().unwrap()))
+    };
+    assert!(write(&cached, 5, 2));
+    dropper.join().unwrap();
+    check(&drive, &cached, &[5]);
+}
+
+const TESTS: [fn(); 11] = [
     dropped_pages_beside_a_writer,
     readers_beside_a_writer,
     writers_of_the_same_blocks,
@@ -307,15 +373,22 @@ const TESTS: [fn(); 8] = [
     a_write_that_fails,
     a_dropped_page_of_a_write_that_failed,
     a_copy_that_goes_beside_a_writer,
+    a_dropped_page_of_a_zeroed_block,
+    a_flush_that_fails,
+    a_dropped_page_beside_a_writer,
 ];
 
 /// One test function: a planted bug holds for the whole process, so no other test may run
 /// meanwhile.
 #[test]
 fn every_schedule_holds_and_every_planted_bug_is_found() {
-    let bugs: [(Bug, fn()); 11] = [
+    let bugs: [(Bug, fn()); 15] = [
         (Bug::SealOverWrite, TESTS[0]),
         (Bug::SealGivenOverWrite, TESTS[7]),
+        (Bug::SealOverZero, TESTS[8]),
+        (Bug::SealOverFailedFlush, TESTS[9]),
+        (Bug::KeepOverFailedFlush, TESTS[9]),
+        (Bug::KeepDroppedOverWrite, TESTS[10]),
         (Bug::FillOverWrite, TESTS[0]),
         (Bug::FillBesideWriter, TESTS[0]),
         (Bug::FillOverWrite, TESTS[1]),

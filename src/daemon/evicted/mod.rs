@@ -18,7 +18,7 @@ use crate::cache::Cached;
 use crate::device::Worker;
 use crate::error::Result;
 use crate::system::above;
-use calibration::News;
+pub use calibration::News;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};

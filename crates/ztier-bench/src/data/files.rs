@@ -26,10 +26,7 @@ pub fn fill(bytes: &mut [u8], seed: u64) -> Result<()> {
 }
 
 fn fill_from(bytes: &mut [u8], sources: &[&str], seed: u64) -> Result<()> {
-    let mut names = Vec::new();
-    for source in sources {
-        list(Path::new(source), &mut names);
-    }
+    let mut names = names(sources);
     names.sort();
     Rng::new(seed).shuffle(&mut names);
     let mut filled = 0;
@@ -48,6 +45,13 @@ fn fill_from(bytes: &mut [u8], sources: &[&str], seed: u64) -> Result<()> {
         bytes.copy_within(at - filled..at - filled + BLOCK_SIZE, at);
     }
     Ok(())
+}
+
+/// Regular files below some directories, in the order of these.
+pub fn names(sources: &[&str]) -> Vec<PathBuf> {
+    let mut names = Vec::new();
+    sources.iter().for_each(|source| list(Path::new(source), &mut names));
+    names
 }
 
 /// Regular files below a directory; links are not followed.

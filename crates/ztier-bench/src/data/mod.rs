@@ -5,7 +5,7 @@
 //! stale or damaged one. No block of a pool is one repeated word, which stores keep without
 //! compressing it.
 
-mod files;
+pub mod files;
 mod lz4;
 mod synth;
 

@@ -5,6 +5,7 @@
 //! policy but the optimum knows future accesses. A hit is a read of a cached block; a write counts
 //! as neither hit nor miss.
 
+mod levels;
 mod lists;
 mod note;
 mod product;
@@ -30,6 +31,24 @@ trait Cache {
     fn discard(&mut self, block: u32);
     /// Blocks that take room in the cache, garbage included.
     fn len(&self) -> usize;
+    /// Whether a block is cached.
+    fn has(&self, block: u32) -> bool;
+    /// The page cache above drops a block that is not cached. The policy decides whether to cache
+    /// it; `dropped` has what it may know.
+    fn keep_dropped(&mut self, block: u32, _dropped: Dropped) {
+        self.write(block);
+    }
+    /// The page cache above drops a block. Only an exclusive cache has a use for that.
+    fn dropped(&mut self, _block: u32) {}
+}
+
+/// What an exclusive cache knows of a block that the page cache drops.
+#[derive(Clone, Copy)]
+struct Dropped {
+    /// The page cache has got the block from a copy.
+    given: bool,
+    /// Its number on the device.
+    number: u64,
 }
 
 /// Applies one access; returns whether it was a hit.
@@ -38,6 +57,7 @@ fn step(cache: &mut dyn Cache, access: Access) -> bool {
         Kind::Read => return cache.read(access.block()),
         Kind::Write => cache.write(access.block()),
         Kind::Discard => cache.discard(access.block()),
+        Kind::Drop => cache.dropped(access.block()),
     }
     false
 }
@@ -54,8 +74,9 @@ fn small_traces(blocks: u64, len: usize, count: u64) -> Vec<trace::Trace> {
         let mut rng = crate::data::Rng::new(seed);
         let mut trace = trace::Trace::new("small", format!("seed {seed}"));
         for _ in 0..len {
-            let kind = match rng.below(8) {
+            let kind = match rng.below(9) {
                 0 => Kind::Discard,
+                8 => Kind::Drop,
                 1 | 2 => Kind::Write,
                 _ => Kind::Read,
             };

@@ -1,8 +1,10 @@
-//! A device that records its requests.
+//! A device that records its requests, and what the page cache above it drops.
 
 use super::trace::{Kind, Step};
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use ztier::BLOCK_SIZE;
 use ztier::device::{Channel, Device, Extent, IoError, Request};
@@ -13,13 +15,36 @@ const BLOCK: u64 = BLOCK_SIZE as u64;
 pub struct Noting {
     inner: Arc<dyn Device>,
     on: AtomicBool,
-    steps: Mutex<Vec<Step>>,
+    noted: Mutex<Noted>,
+}
+
+#[derive(Default)]
+struct Noted {
+    steps: Vec<Step>,
+    /// The last block that was read or written with content of this hash.
+    blocks: HashMap<u64, u64>,
+}
+
+impl Noted {
+    /// Notes what blocks from `first` on have.
+    fn learn(&mut self, first: u64, content: &[u8]) {
+        for (block, content) in (first..).zip(content.as_chunks::<BLOCK_SIZE>().0) {
+            self.blocks.insert(hash(content), block);
+        }
+    }
+}
+
+/// Of a block's content, to find the block by.
+fn hash(content: &[u8; BLOCK_SIZE]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    content.hash(&mut hasher);
+    hasher.finish()
 }
 
 impl Noting {
     /// Wraps `inner`; records nothing yet.
     pub fn new(inner: Arc<dyn Device>) -> Arc<Self> {
-        Arc::new(Self { inner, on: AtomicBool::new(false), steps: Mutex::default() })
+        Arc::new(Self { inner, on: AtomicBool::new(false), noted: Mutex::default() })
     }
 
     /// Starts recording.
@@ -27,20 +52,45 @@ impl Noting {
         self.on.store(true, Ordering::Relaxed);
     }
 
-    /// Stops recording; returns the recorded requests.
+    /// Stops recording; returns what was recorded.
     pub fn stop(&self) -> Vec<Step> {
         self.on.store(false, Ordering::Relaxed);
-        std::mem::take(&mut self.steps.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.noted()).steps
+    }
+
+    fn noted(&self) -> MutexGuard<'_, Noted> {
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    /// The page cache has dropped a page.
+    pub fn dropped(&self, page: &[u8; BLOCK_SIZE]) {
+        if !self.is_on() {
+            return;
+        }
+        let mut noted = self.noted();
+        let Some(&block) = noted.blocks.get(&hash(page)) else { return };
+        match noted.steps.last_mut() {
+            Some(Step { kind: Kind::Drop, first, count })
+                if *first + u64::from(*count) == block && *count < u32::MAX =>
+            {
+                *count += 1;
+            }
+            _ => noted.steps.push(Step { kind: Kind::Drop, first: block, count: 1 }),
+        }
     }
 
     fn note(&self, kind: Kind, offset: u64, len: u64) {
-        if len == 0 || !self.on.load(Ordering::Relaxed) {
+        if len == 0 || !self.is_on() {
             return;
         }
         let first = offset / BLOCK;
         let count = (offset + len).div_ceil(BLOCK) - first;
         let step = Step { kind, first, count: u32::try_from(count).unwrap_or(u32::MAX) };
-        self.steps.lock().unwrap_or_else(PoisonError::into_inner).push(step);
+        self.noted().steps.push(step);
     }
 }
 
@@ -87,7 +137,19 @@ impl Channel for NotingChannel {
             Request::Flush => (Kind::Read, 0, 0),
         };
         self.noting.note(kind, offset, len);
-        self.inner.submit(request, arrived)
+        let learns = self.noting.is_on() && offset.is_multiple_of(BLOCK);
+        match request {
+            Request::Read { offset, buf } if learns => {
+                self.inner.submit(Request::Read { offset, buf: &mut *buf }, arrived)?;
+                self.noting.noted().learn(offset / BLOCK, buf);
+                Ok(())
+            }
+            Request::Write { offset, data, .. } if learns => {
+                self.noting.noted().learn(offset / BLOCK, data);
+                self.inner.submit(request, arrived)
+            }
+            _ => self.inner.submit(request, arrived),
+        }
     }
 }
 
@@ -115,7 +177,15 @@ mod tests {
         lane.submit(Request::Discard { offset: 0, len: 12288 }, now).unwrap();
         assert_eq!(back, [7; 4096]);
         let step = |kind, first, count| Step { kind, first, count };
-        let expected = [step(Kind::Write, 1, 2), step(Kind::Read, 2, 1), step(Kind::Discard, 0, 3)];
+        // Of blocks with the same content, the last that was asked for; nothing else is known.
+        noting.dropped(&[7; BLOCK_SIZE]);
+        noting.dropped(&[8; BLOCK_SIZE]);
+        let expected = [
+            step(Kind::Write, 1, 2),
+            step(Kind::Read, 2, 1),
+            step(Kind::Discard, 0, 3),
+            step(Kind::Drop, 2, 1),
+        ];
         assert_eq!(noting.stop(), expected);
         lane.submit(Request::Read { offset: 8192, buf: &mut back }, now).unwrap();
         assert!(noting.stop().is_empty());

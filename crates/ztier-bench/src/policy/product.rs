@@ -1,8 +1,8 @@
 //! The product's policies, by its own functions: block by block, and by segments as the cache frees
 //! memory.
 
-use super::Cache;
 use super::lists::Lists;
+use super::{Cache, Dropped};
 use std::collections::VecDeque;
 use ztier::cache::policy::{Came, Fate, Gate, Queue, Rules};
 
@@ -14,6 +14,9 @@ const RESERVE: usize = 2;
 /// Segments are merged when at least one part in this number is garbage; the most at a time.
 const GARBAGE_PART: usize = 16;
 const RUN_MOST: usize = 8;
+/// Blocks of a run on the device: of those that the page cache drops one after the other, copies
+/// have the fate of the first.
+const RUN: u64 = 32;
 
 fn list_of(queue: Queue) -> usize {
     match queue {
@@ -30,6 +33,30 @@ fn queue_of(list: usize) -> Option<Queue> {
     }
 }
 
+/// Where the copies of a run that the page cache drops go.
+#[derive(Clone, Copy, Default)]
+struct Last(Option<(u64, (Queue, u8))>);
+
+impl Last {
+    /// The place of a dropped block: that of the copy before it in its run, if its queue `holds`
+    /// another; that of what was hit before; or by the rules.
+    fn place(
+        &mut self,
+        dropped: Dropped,
+        holds: impl Fn(Queue) -> bool,
+        by_rules: impl FnOnce() -> Option<(Queue, u8)>,
+    ) -> Option<(Queue, u8)> {
+        let run = dropped.number / RUN;
+        let last = self.0.filter(|(last, (queue, _))| *last == run && holds(*queue));
+        if let Some((_, place)) = last {
+            return Some(place);
+        }
+        let place = if dropped.given { Some((Queue::Main, 0)) } else { by_rules() };
+        self.0 = place.map(|place| (run, place));
+        place
+    }
+}
+
 /// Block by block: each rule takes effect at once.
 pub struct Blocks {
     gate: Gate,
@@ -37,6 +64,7 @@ pub struct Blocks {
     hits: Vec<u8>,
     most: usize,
     ghosts: usize,
+    last: Last,
 }
 
 impl Blocks {
@@ -48,6 +76,7 @@ impl Blocks {
             hits: vec![0; blocks as usize],
             most,
             ghosts: most * usize::from(rules.ghosts_permille) / 1000,
+            last: Last::default(),
         }
     }
 
@@ -56,6 +85,11 @@ impl Blocks {
     }
 
     fn bring(&mut self, block: u32, came: Came) {
+        let place = self.place_by_rules(block, came);
+        self.bring_to(block, place);
+    }
+
+    fn place_by_rules(&mut self, block: u32, came: Came) -> Option<(Queue, u8)> {
         let remembered = self.lists.of(block) == Some(GHOSTS);
         self.lists.take(block);
         let has_room = self.len() < self.most;
@@ -63,13 +97,17 @@ impl Blocks {
             self.gate.widen();
         }
         let bytes = (self.lists.len(MAIN) as u64, self.most as u64);
-        if let Some((queue, hits)) = self.gate.enter(came, remembered, bytes, |_| has_room) {
-            while self.len() >= self.most {
-                self.make_room();
-            }
-            self.hits[block as usize] = hits;
-            self.lists.push(list_of(queue), block);
+        self.gate.enter(came, remembered, bytes, |_| has_room)
+    }
+
+    fn bring_to(&mut self, block: u32, place: Option<(Queue, u8)>) {
+        let Some((queue, hits)) = place else { return };
+        self.lists.take(block);
+        while self.len() >= self.most {
+            self.make_room();
         }
+        self.hits[block as usize] = hits;
+        self.lists.push(list_of(queue), block);
     }
 
     fn make_room(&mut self) {
@@ -123,6 +161,20 @@ impl Cache for Blocks {
     fn len(&self) -> usize {
         self.lists.len(PROBATION) + self.lists.len(MAIN)
     }
+
+    fn has(&self, block: u32) -> bool {
+        self.queue(block).is_some()
+    }
+
+    fn keep_dropped(&mut self, block: u32, dropped: Dropped) {
+        let mut last = self.last;
+        let holds = |_| !self.gate.is_filling() || self.len() < self.most;
+        let keeps = holds(Queue::Main);
+        let by_rules = || self.place_by_rules(block, Came::Dropped);
+        let place = last.place(dropped, |_| keeps, by_rules);
+        self.last = last;
+        self.bring_to(block, place);
+    }
 }
 
 /// Position of a block's copy.
@@ -157,6 +209,7 @@ pub struct Segments {
     copied: u64,
     /// Copies added.
     came: u64,
+    last: Last,
 }
 
 impl Segments {
@@ -180,6 +233,7 @@ impl Segments {
             most,
             copied: 0,
             came: 0,
+            last: Last::default(),
         }
     }
 
@@ -325,6 +379,12 @@ impl Segments {
     }
 
     fn place_new(&mut self, block: u32, came: Came) {
+        if let Some((queue, hits)) = self.place_by_rules(block, came) {
+            self.bring(block, queue, hits);
+        }
+    }
+
+    fn place_by_rules(&mut self, block: u32, came: Came) -> Option<(Queue, u8)> {
         let remembered = self.ghosts.of(block).is_some();
         self.ghosts.take(block);
         // Capacity of the queues when no room is left.
@@ -333,9 +393,7 @@ impl Segments {
         let mut gate = self.gate;
         let place = gate.enter(came, remembered, bytes, |queue| self.has_room(queue));
         self.gate = gate;
-        if let Some((queue, hits)) = place {
-            self.bring(block, queue, hits);
-        }
+        place
     }
 }
 
@@ -367,6 +425,23 @@ impl Cache for Segments {
 
     fn len(&self) -> usize {
         self.segments.iter().map(Vec::len).sum()
+    }
+
+    fn has(&self, block: u32) -> bool {
+        self.places[block as usize] != NOWHERE
+    }
+
+    fn keep_dropped(&mut self, block: u32, dropped: Dropped) {
+        let mut last = self.last;
+        let filling = self.gate.is_filling();
+        let rooms = [Queue::Probation, Queue::Main].map(|queue| self.has_room(queue));
+        let holds = |queue| !filling || rooms[list_of(queue)];
+        let place = last.place(dropped, holds, || self.place_by_rules(block, Came::Dropped));
+        self.last = last;
+        self.ghosts.take(block);
+        if let Some((queue, hits)) = place {
+            self.bring(block, queue, hits);
+        }
     }
 }
 

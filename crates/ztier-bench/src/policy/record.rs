@@ -17,7 +17,9 @@ use crate::workload::scan::limit::Limit;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use ztier::daemon::evicted::News;
 use ztier::device::PassthroughVolume;
 use ztier::error::{Context, Error, Result};
 use ztier::media::{Access, FileDrive};
@@ -30,6 +32,11 @@ const LIMIT: Duration = Duration::from_secs(600);
 const TREES: [&str; 2] = ["/usr/lib/python3", "/usr/share/perl"];
 const HEADERS: &str = "/usr/include";
 const SEED: u64 = 7;
+/// Bytes of the ring for dropped pages: room for a file that is dropped at once.
+const RING: u32 = 128 << 20;
+/// Longest wait for a dropped page, and how long the last ones may take.
+const WAIT: Duration = Duration::from_millis(20);
+const LAST: Duration = Duration::from_millis(200);
 
 /// Work in a directory, as lines of shell.
 struct Work {
@@ -85,14 +92,48 @@ impl Work {
             std::fs::write("/proc/sys/vm/drop_caches", "3").context("cannot drop caches")?;
         }
         let group = Limit::new(self.memory_mib << 20)?;
-        noting.start();
-        shell(fs.path(), &self.noted, Some(&group.join()))?;
-        sync(fs.path())?;
-        let about = format!("{}; memory limited to {} MiB", self.about, self.memory_mib);
+        let news = News::begin(served.path(), RING);
+        let news = news.inspect_err(|e| warn(&format!("{}: no dropped pages: {e}", self.name)));
+        let mut about = format!("{}; memory limited to {} MiB", self.about, self.memory_mib);
+        following(news.ok(), &noting, &mut about, || {
+            noting.start();
+            shell(fs.path(), &self.noted, Some(&group.join()))?;
+            sync(fs.path())
+        })?;
         let mut trace = Trace::new(self.name, about);
         trace.steps = noting.stop();
         Ok(trace)
     }
+}
+
+/// Does `work` while a thread notes the pages that the page cache drops; adds to `about` how many
+/// were lost.
+fn following(
+    news: Option<News>,
+    noting: &Noting,
+    about: &mut String,
+    work: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let Some(mut news) = news else { return work() };
+    let stop = AtomicBool::new(false);
+    let follow = || {
+        while !stop.load(Ordering::Relaxed) {
+            news.wait(WAIT);
+            news.take(|page| noting.dropped(page));
+        }
+        news.counts()
+    };
+    let (done, counts) = std::thread::scope(|scope| {
+        let follower = scope.spawn(follow);
+        let done = work();
+        std::thread::sleep(LAST);
+        stop.store(true, Ordering::Relaxed);
+        (done, follower.join())
+    });
+    let (dropped, lost) =
+        counts.map_err(|_| Error::failure("the thread that follows the page cache panicked"))?;
+    *about += &format!("; {dropped} pages dropped, {lost} of them not seen");
+    done
 }
 
 fn sync(at: &Path) -> Result<()> {
@@ -329,7 +370,7 @@ mod tests {
             memory_mib: 16,
             needs: &[],
             before: "head -c 2M /dev/urandom > a".into(),
-            noted: "cp a b".into(),
+            noted: "cp a b; sync; dd if=a of=/dev/null iflag=nocache count=0 status=none".into(),
         };
         let trace = work.record().unwrap();
         let blocks = |kind| -> u64 {
@@ -337,6 +378,9 @@ mod tests {
         };
         assert!((512..1024).contains(&blocks(Kind::Read)), "{}", blocks(Kind::Read));
         assert!((512..1024).contains(&blocks(Kind::Write)), "{}", blocks(Kind::Write));
+        if trace.about.contains("dropped") {
+            assert!((256..1024).contains(&blocks(Kind::Drop)), "{}", blocks(Kind::Drop));
+        }
         let own = format!("ztier-bench-{}.bin", std::process::id());
         assert!(!Path::new(DIR).join(own).exists());
     }

@@ -15,10 +15,32 @@ const FILES: [(&str, &[u8]); 8] = [
     ("mixed-direct", include_bytes!("../../traces/mixed-direct.trace")),
 ];
 
+/// Those that also have what the page cache dropped.
+const WITH_DROPS: [(&str, &[u8]); 6] = [
+    ("sqlite", include_bytes!("../../traces/drops/sqlite.trace")),
+    ("compile", include_bytes!("../../traces/drops/compile.trace")),
+    ("untar", include_bytes!("../../traces/drops/untar.trace")),
+    ("iozone", include_bytes!("../../traces/drops/iozone.trace")),
+    ("zipf-cached", include_bytes!("../../traces/drops/zipf-cached.trace")),
+    ("mixed-cached", include_bytes!("../../traces/drops/mixed-cached.trace")),
+];
+
 /// All recorded traces.
 ///
 /// # Errors
 /// One is damaged.
 pub fn all() -> Result<Vec<Trace>> {
-    FILES.into_iter().map(|(name, bytes)| Trace::decode(name, bytes)).collect()
+    decode(&FILES)
+}
+
+/// All traces that have what the page cache dropped.
+///
+/// # Errors
+/// One is damaged.
+pub fn with_drops() -> Result<Vec<Trace>> {
+    decode(&WITH_DROPS)
+}
+
+fn decode(files: &[(&str, &[u8])]) -> Result<Vec<Trace>> {
+    files.iter().map(|(name, bytes)| Trace::decode(name, bytes)).collect()
 }

@@ -41,6 +41,10 @@ impl Cache for Lru {
     fn len(&self) -> usize {
         self.list.len(0)
     }
+
+    fn has(&self, block: u32) -> bool {
+        self.list.of(block).is_some()
+    }
 }
 
 /// SIEVE (Zhang, Yang, Yue, Vigfusson, Rashmi, NSDI 2024): a queue, a bit for each block, and a
@@ -100,6 +104,10 @@ impl Cache for Sieve {
     fn len(&self) -> usize {
         self.list.len(0)
     }
+
+    fn has(&self, block: u32) -> bool {
+        self.list.of(block).is_some()
+    }
 }
 
 /// Evicts a random block.
@@ -151,17 +159,30 @@ impl Cache for Random {
     fn len(&self) -> usize {
         self.kept.len()
     }
+
+    fn has(&self, block: u32) -> bool {
+        self.at[block as usize] != u32::MAX
+    }
 }
 
-/// For each access, the next read of its block, unless a write or discard of the block comes first:
-/// only then is a copy useful.
-pub fn next_reads(replay: &Replay) -> Vec<Option<u32>> {
+/// For each access after which a cache can have the block (a read or write, or, if it is
+/// `exclusive`, a drop), the next read of it, unless a write or discard comes first: only then is a
+/// copy useful.
+pub fn next_reads(replay: &Replay, exclusive: bool) -> Vec<Option<u32>> {
     let mut next: Vec<Option<u32>> = vec![None; replay.blocks as usize];
     let mut found = vec![None; replay.accesses.len()];
     for (i, access) in replay.accesses.iter().enumerate().rev() {
         let next = &mut next[access.block() as usize];
-        found[i] = next.filter(|_| access.kind() != Kind::Discard);
-        *next = (access.kind() == Kind::Read).then_some(i as u32);
+        found[i] = next.filter(|_| match access.kind() {
+            Kind::Read | Kind::Write => !exclusive,
+            Kind::Discard => false,
+            Kind::Drop => exclusive,
+        });
+        match access.kind() {
+            Kind::Read => *next = Some(i as u32),
+            Kind::Write | Kind::Discard => *next = None,
+            Kind::Drop => {}
+        }
     }
     found
 }
@@ -189,7 +210,7 @@ mod tests {
     use super::*;
 
     /// The best result, by trying all choices.
-    fn by_force(replay: &Replay, most: u32) -> u64 {
+    fn by_force(replay: &Replay, most: u32, exclusive: bool) -> u64 {
         let states = 1usize << replay.blocks;
         let mut best: Vec<Option<u64>> = vec![None; states];
         best[0] = Some(0);
@@ -200,6 +221,8 @@ mod tests {
                 let hits = hits + u64::from(access.kind() == Kind::Read && state & bit != 0);
                 let all = match access.kind() {
                     Kind::Discard => state & !bit,
+                    Kind::Read | Kind::Write if exclusive => state & !bit,
+                    Kind::Drop if !exclusive => state,
                     _ => state | bit,
                 };
                 // Any cached block may be dropped.
@@ -218,12 +241,13 @@ mod tests {
         let mut differ = 0;
         for trace in small_traces(5, 14, 60) {
             let replay = trace.replay();
-            let next = next_reads(&replay);
-            for most in 1..4 {
-                let best = optimum(&next, most as usize);
-                assert_eq!(best, by_force(&replay, most), "{most} of {trace:?}");
-                differ +=
-                    u32::from(hits(&mut Lru::new(replay.blocks, most as usize), &replay) < best);
+            for (most, exclusive) in [1, 2, 3].into_iter().flat_map(|n| [(n, false), (n, true)]) {
+                let best = optimum(&next_reads(&replay, exclusive), most as usize);
+                assert_eq!(best, by_force(&replay, most, exclusive), "{most} of {trace:?}");
+                if !exclusive {
+                    let lru = hits(&mut Lru::new(replay.blocks, most as usize), &replay);
+                    differ += u32::from(lru < best);
+                }
             }
         }
         assert!(differ > 20, "the traces are too easy");

@@ -1,6 +1,7 @@
 //! The comparison: each trace at each size by each policy, and what share of the best the default
 //! reaches.
 
+use super::levels::Exclusive;
 use super::product::{Blocks, Segments};
 use super::rivals::{Lru, Random, Sieve, next_reads, optimum};
 use super::synth::{self, Scale};
@@ -14,6 +15,7 @@ use ztier::error::{Error, Result};
 
 const HITS: &str = "hits";
 const BELOW_PAGE_CACHE: &str = "below a page cache";
+const EXCLUSIVE: &str = "exclusive";
 /// Width of the name column.
 const NAME: usize = 27;
 /// Share of the best that the default should reach.
@@ -26,6 +28,15 @@ const WORTH: f64 = 0.01;
 const SEGMENTS: [usize; 3] = [16, 32, 64];
 /// Index of the number of segments closest to the product's caches.
 const USUAL: usize = 1;
+
+/// What a cache keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Keeps {
+    /// What is read and written, as the page cache above does.
+    Requests,
+    /// What the page cache above drops.
+    Dropped,
+}
 
 /// Options of the command line.
 #[derive(Clone, Debug, Default)]
@@ -84,10 +95,16 @@ struct Cell {
 }
 
 impl Cell {
-    fn new(replay: &Replay, next: &[Option<u32>], percent: u32) -> Self {
+    fn new(replay: &Replay, next: &[Option<u32>], percent: u32, keeps: Keeps) -> Self {
         let most = (replay.blocks as usize * percent as usize / 100).max(8);
         let reads = replay.reads().max(1) as f64;
-        let ratio = |cache: &mut dyn Cache| hits(cache, replay) as f64 / reads;
+        let ratio = |cache: &mut dyn Cache| {
+            let hits = match keeps {
+                Keeps::Requests => hits(cache, replay),
+                Keeps::Dropped => hits(&mut Exclusive::new(cache, &replay.numbers), replay),
+            };
+            hits as f64 / reads
+        };
         Self {
             percent,
             online: Online::ALL.map(|p| ratio(&mut *p.cache(replay.blocks, most))),
@@ -122,12 +139,12 @@ struct Found {
 }
 
 impl Found {
-    fn new(name: &str, replay: &Replay, sizes: &[u32]) -> Result<Self> {
-        let next = next_reads(replay);
+    fn new(name: &str, replay: &Replay, sizes: &[u32], keeps: Keeps) -> Result<Self> {
+        let next = next_reads(replay, keeps == Keeps::Dropped);
         let mut cells = Vec::new();
         for &percent in sizes {
             interrupt::check()?;
-            cells.push(Cell::new(replay, &next, percent));
+            cells.push(Cell::new(replay, &next, percent, keeps));
         }
         Ok(Self { name: name.into(), cells })
     }
@@ -173,7 +190,8 @@ pub fn run(report: &mut Report, choice: &Choice) -> Result<()> {
     let traces = [&generated[..], &recorded].concat();
     let found = each(&traces, |trace| {
         let replay = trace.replay();
-        Ok((replay.blocks, replay.reads(), Found::new(&trace.name, &replay, &SIZES)?))
+        let found = Found::new(&trace.name, &replay, &SIZES, Keeps::Requests)?;
+        Ok((replay.blocks, replay.reads(), found))
     })?;
     for (trace, (blocks, reads, _)) in traces.iter().zip(&found) {
         let about = format!("{}; {reads} reads of {blocks} blocks", trace.about);
@@ -181,9 +199,10 @@ pub fn run(report: &mut Report, choice: &Choice) -> Result<()> {
     }
     let found: Vec<Found> = found.into_iter().map(|(_, _, found)| found).collect();
     tell(report, HITS, &found);
-    summary(report, "", &found);
-    ratios(report, &found);
-    below(report, &generated)
+    summary(report, "", Target::AtLeast(KEEP), &found);
+    ratios(report, "", &found);
+    below(report, &generated)?;
+    exclusive(report)
 }
 
 /// Prints the lines of a table under their headings, and adds the figures to the report.
@@ -241,7 +260,7 @@ fn figure(report: &mut Report, section: &str, name: &str, percent: u32, system: 
 
 /// The distance of each policy from the best, over all traces and sizes with a meaningful
 /// comparison: which policy wins.
-fn summary(report: &mut Report, prefix: &str, all: &[Found]) {
+fn summary(report: &mut Report, prefix: &str, goal: Target, all: &[Found]) {
     let cells = || all.iter().flat_map(|found| found.cells.iter().map(move |c| (found, c)));
     print("\n== of the best, over all traces and sizes");
     let columns = [("policy", 10), ("mean", 6), ("least", 6), ("below 0.9", 9), ("where least", 0)];
@@ -267,7 +286,7 @@ fn summary(report: &mut Report, prefix: &str, all: &[Found]) {
         let word = policy.name().to_lowercase().replace('-', "_");
         report.ratio(&format!("{prefix}{word}_vs_best_mean"), mean, Target::None);
         let target = match policy {
-            Online::Default if prefix.is_empty() => Target::AtLeast(KEEP),
+            Online::Default => goal,
             _ => Target::None,
         };
         report.ratio(&format!("{prefix}{word}_vs_best_least"), *least, target);
@@ -284,11 +303,12 @@ fn summary(report: &mut Report, prefix: &str, all: &[Found]) {
 
 /// For each trace, the least share of the best policy without knowledge of the future that the
 /// default reaches at any size.
-fn ratios(report: &mut Report, all: &[Found]) {
+fn ratios(report: &mut Report, prefix: &str, all: &[Found]) {
     for found in all {
         let kept = found.cells.iter().filter_map(|cell| cell.kept(cell.of(Online::Default)));
         if let Some(least) = kept.reduce(f64::min) {
-            report.ratio(&format!("{}_vs_best", found.name), least, Target::AtLeast(KEEP));
+            let name = format!("{prefix}{}_vs_best", found.name);
+            report.ratio(&name, least, Target::AtLeast(KEEP));
         }
     }
 }
@@ -314,12 +334,51 @@ fn below(report: &mut Report, traces: &[Trace]) -> Result<()> {
         };
         let share = left.reads() as f64 / whole.reads() as f64;
         let name = format!("{}, {percent} %, {:.0} % left", trace.name, 100.0 * share);
-        Found::new(&name, &left, &[10])
+        Found::new(&name, &left, &[10], Keeps::Requests)
     })?;
     tell(report, BELOW_PAGE_CACHE, &found);
     let found: Vec<Found> =
         found.into_iter().zip(&wanted).filter(|(_, (_, p))| *p > 0).map(|(f, _)| f).collect();
-    summary(report, "below_page_cache_", &found);
+    summary(report, "below_page_cache_", Target::None, &found);
+    Ok(())
+}
+
+/// A cache that keeps what a real page cache has dropped, and beside it one that does not.
+fn exclusive(report: &mut Report) -> Result<()> {
+    let traces = recorded::with_drops()?;
+    print(&format!(
+        "\n== {EXCLUSIVE}: a cache of what the page cache has dropped, by traces that have"
+    ));
+    print("both; the optimum is that of such a cache");
+    let found = each(&traces, |trace| {
+        let replay = trace.replay();
+        let of = |keeps| Found::new(&trace.name, &replay, &SIZES, keeps);
+        Ok((replay.reads(), of(Keeps::Dropped)?, of(Keeps::Requests)?))
+    })?;
+    for (trace, (reads, found, _)) in traces.iter().zip(&found) {
+        let about = format!("{}; {reads} blocks read", trace.about);
+        report.quiet_note(EXCLUSIVE, &found.name, about);
+    }
+    let (exclusive, inclusive): (Vec<_>, Vec<_>) =
+        found.into_iter().map(|(_, exclusive, inclusive)| (exclusive, inclusive)).unzip();
+    tell(report, EXCLUSIVE, &exclusive);
+    summary(report, "exclusive_", Target::AtLeast(KEEP), &exclusive);
+    ratios(report, "exclusive_", &exclusive);
+    print(
+        "\n== percent of the blocks that are read: a cache that is exclusive, and one that is not",
+    );
+    let table = Table::new(&[("trace", NAME), ("size", 4), ("exclusive", 9), ("not", 9)]);
+    print(&table.head());
+    for (exclusive, inclusive) in exclusive.iter().zip(&inclusive) {
+        for (one, other) in exclusive.cells.iter().zip(&inclusive.cells) {
+            let hits = [one, other].map(|cell| cell.of(Online::Default));
+            let shown = hits.map(|hits| format!("{:.1}", 100.0 * hits));
+            let line = [vec![exclusive.name.clone(), format!("{} %", one.percent)], shown.into()];
+            print(&table.line(&line.concat()));
+            let system = "default, not exclusive";
+            figure(report, EXCLUSIVE, &inclusive.name, other.percent, system, hits[1]);
+        }
+    }
     Ok(())
 }
 
@@ -330,7 +389,9 @@ mod tests {
 
     fn all() -> Vec<Found> {
         let traces = [synth::all(Scale::QUICK), recorded::all().unwrap()].concat();
-        each(&traces, |trace| Found::new(&trace.name, &trace.replay(), &SIZES)).unwrap()
+        let found =
+            |trace: &Trace| Found::new(&trace.name, &trace.replay(), &SIZES, Keeps::Requests);
+        each(&traces, found).unwrap()
     }
 
     /// Where the default falls short, and the share that it reaches there. The best of the other

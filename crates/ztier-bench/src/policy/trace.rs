@@ -23,9 +23,18 @@ pub enum Kind {
     Write = 1,
     /// Blocks are discarded or zeroed.
     Discard = 2,
+    /// The page cache above drops blocks, which it had clean.
+    Drop = 3,
 }
 
-/// One request.
+impl Kind {
+    /// That of the lowest two bits.
+    fn of(bits: u32) -> Self {
+        [Self::Read, Self::Write, Self::Discard, Self::Drop][(bits & 3) as usize]
+    }
+}
+
+/// One request, or what the page cache dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Its action.
@@ -129,12 +138,7 @@ impl Trace {
         let mut end = 0u64;
         for _ in 0..count {
             let (word, by) = rest.number().zip(rest.number()).ok_or_else(cut)?;
-            let kind = match word & 3 {
-                0 => Kind::Read,
-                1 => Kind::Write,
-                2 => Kind::Discard,
-                _ => return Err(damaged("a request of no known kind")),
-            };
+            let kind = Kind::of(word as u32);
             let by = (by >> 1).cast_signed() ^ -(by & 1).cast_signed();
             let first = end.wrapping_add_signed(by);
             let blocks = u32::try_from(word >> 2).ok().filter(|&n| n > 0);
@@ -161,7 +165,7 @@ impl Trace {
     /// The trace's accesses, block by block.
     pub fn replay(&self) -> Replay {
         let mut ids: HashMap<u64, u32> = HashMap::new();
-        let mut accesses = Vec::new();
+        let (mut accesses, mut numbers) = (Vec::new(), Vec::new());
         for step in &self.steps {
             let blocks = step.first..step.first + u64::from(step.count);
             if step.kind == Kind::Discard {
@@ -172,16 +176,24 @@ impl Trace {
                     blocks.filter_map(|block| ids.get(&block).copied()).collect()
                 };
                 known.sort_unstable();
-                accesses.extend(known.into_iter().map(|id| Access(id << 2 | 2)));
+                accesses.extend(known.into_iter().map(|id| Access::new(id, Kind::Discard)));
+                continue;
+            }
+            if step.kind == Kind::Drop {
+                let known = blocks.filter_map(|block| ids.get(&block));
+                accesses.extend(known.map(|id| Access::new(*id, Kind::Drop)));
                 continue;
             }
             for block in blocks {
                 let next = ids.len() as u32;
-                let id = *ids.entry(block).or_insert(next);
-                accesses.push(Access(id << 2 | step.kind as u32));
+                let id = *ids.entry(block).or_insert_with(|| {
+                    numbers.push(block);
+                    next
+                });
+                accesses.push(Access::new(id, step.kind));
             }
         }
-        Replay { accesses, blocks: ids.len() as u32 }
+        Replay { accesses, blocks: ids.len() as u32, numbers }
     }
 }
 
@@ -190,6 +202,10 @@ impl Trace {
 pub struct Access(u32);
 
 impl Access {
+    fn new(block: u32, kind: Kind) -> Self {
+        Self(block << 2 | kind as u32)
+    }
+
     /// The block, numbered in the order of first use.
     pub fn block(self) -> u32 {
         self.0 >> 2
@@ -197,11 +213,7 @@ impl Access {
 
     /// The action.
     pub fn kind(self) -> Kind {
-        match self.0 & 3 {
-            0 => Kind::Read,
-            1 => Kind::Write,
-            _ => Kind::Discard,
-        }
+        Kind::of(self.0)
     }
 }
 
@@ -212,6 +224,8 @@ pub struct Replay {
     pub accesses: Vec<Access>,
     /// Distinct blocks that are read or written.
     pub blocks: u32,
+    /// Their numbers on the device.
+    pub numbers: Vec<u64>,
 }
 
 impl Replay {
@@ -226,7 +240,7 @@ impl Replay {
         let mut above = super::rivals::Lru::new(self.blocks, page_cache);
         let left = |access: &&Access| !super::step(&mut above, **access);
         let accesses = self.accesses.iter().filter(left).copied().collect();
-        Self { accesses, blocks: self.blocks }
+        Self { accesses, blocks: self.blocks, numbers: self.numbers.clone() }
     }
 }
 
@@ -273,6 +287,7 @@ mod tests {
         trace.push(Kind::Write, 0, 1);
         trace.push(Kind::Discard, 1 << 40, u32::MAX);
         trace.push(Kind::Read, 10, 1);
+        trace.push(Kind::Drop, 8, 2);
         trace
     }
 
@@ -325,7 +340,6 @@ mod tests {
             (&[9, b'a'], "ends too early"),
             (&[1, 0xff, 0, 0], "no text"),
             (&[0, 0, 2, 4, 0], "ends too early"),
-            (&[0, 0, 1, 7, 0], "no known kind"),
             (&[0, 0, 1, 0, 0], "no size"),
             (&[0, 0, 1, 4, 1], "behind all blocks"),
             (&[0, 0, 1, 4, 0, 0], "follows its end"),
@@ -344,6 +358,7 @@ mod tests {
         trace.push(Kind::Read, 101, 2);
         trace.push(Kind::Discard, 0, 1 << 20);
         trace.push(Kind::Discard, 102, 1);
+        trace.push(Kind::Drop, 99, 2);
         let replay = trace.replay();
         let found: Vec<_> = replay.accesses.iter().map(|a| (a.kind(), a.block())).collect();
         let (read, write, discard) = (Kind::Read, Kind::Write, Kind::Discard);
@@ -356,9 +371,11 @@ mod tests {
             (discard, 1),
             (discard, 2),
             (discard, 2),
+            (Kind::Drop, 0),
         ];
         assert_eq!(found, expected);
         assert_eq!((replay.blocks, replay.reads()), (3, 2));
+        assert_eq!(replay.numbers, [100, 101, 102]);
     }
 
     #[test]

@@ -63,6 +63,9 @@ pub struct Row {
     /// Busy time of the whole machine, percent of one CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_machine_percent: Option<f64>,
+    /// The part of that in the kernel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_kernel_percent: Option<f64>,
     /// Reason for the absence of a figure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub missing: Option<String>,
@@ -248,7 +251,8 @@ impl Report {
     /// The rows as CSV, one a line.
     pub fn csv(&self) -> String {
         let mut text = String::from(
-            "table,section,system,case,value,unit,cpu_own_percent,cpu_machine_percent,runs,missing\n",
+            "table,section,system,case,value,unit,cpu_own_percent,cpu_machine_percent,\
+             cpu_kernel_percent,runs,missing\n",
         );
         let number = |n: Option<f64>| n.map_or(String::new(), |n| format!("{n:.3}"));
         for row in &self.rows {
@@ -262,6 +266,7 @@ impl Report {
                 row.unit.into(),
                 number(row.cpu_own_percent),
                 number(row.cpu_machine_percent),
+                number(row.cpu_kernel_percent),
                 runs.join(" "),
                 row.missing.clone().unwrap_or_default(),
             ];

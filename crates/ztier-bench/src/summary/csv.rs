@@ -4,7 +4,7 @@ use super::model::{Document, Figure};
 use crate::report::csv_field;
 
 const HEAD: &str = "origin,part,section,system,case,value,unit,target,verdict,cpu_own_percent,\
-                    cpu_machine_percent,runs,missing";
+                    cpu_machine_percent,cpu_kernel_percent,runs,missing";
 
 /// The text of the file.
 pub fn text(document: &Document) -> String {
@@ -31,6 +31,7 @@ fn line(figure: &Figure) -> String {
         figure.verdict.clone(),
         number(figure.cpu_own_percent),
         number(figure.cpu_machine_percent),
+        number(figure.cpu_kernel_percent),
         runs.join(" "),
         figure.missing.clone(),
     ];
@@ -51,7 +52,7 @@ mod tests {
             ..Figure::default()
         };
         let line = line(&figure);
-        assert_eq!(line, "here,,,,\"a, b\",0.5,,,,,,0.25 0.75,");
-        assert_eq!(HEAD.matches(',').count() + 1, 13);
+        assert_eq!(line, "here,,,,\"a, b\",0.5,,,,,,,0.25 0.75,");
+        assert_eq!(HEAD.matches(',').count() + 1, 14);
     }
 }

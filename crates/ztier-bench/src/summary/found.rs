@@ -34,6 +34,9 @@ pub struct Row {
     /// Busy time of the machine, percent of one CPU.
     #[serde(default)]
     pub cpu_machine_percent: Option<f64>,
+    /// The part of that in the kernel.
+    #[serde(default)]
+    pub cpu_kernel_percent: Option<f64>,
     /// Reason for the absence of a figure.
     #[serde(default)]
     pub missing: Option<String>,

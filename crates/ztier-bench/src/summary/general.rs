@@ -266,6 +266,7 @@ pub fn listed(part: &str, table: &Table) -> Vec<Figure> {
         unit: row.unit.clone(),
         cpu_own_percent: row.cpu_own_percent,
         cpu_machine_percent: row.cpu_machine_percent,
+        cpu_kernel_percent: row.cpu_kernel_percent,
         runs: row.runs.clone(),
         missing: row.missing.clone().unwrap_or_default(),
         ..Figure::default()

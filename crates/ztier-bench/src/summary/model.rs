@@ -225,6 +225,8 @@ pub struct Figure {
     pub cpu_own_percent: Option<f64>,
     /// Busy time of the machine, percent of one CPU.
     pub cpu_machine_percent: Option<f64>,
+    /// The part of that in the kernel.
+    pub cpu_kernel_percent: Option<f64>,
     /// Each run.
     pub runs: Vec<f64>,
     /// Reason for the absence of a figure.

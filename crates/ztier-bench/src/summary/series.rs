@@ -12,6 +12,7 @@ struct Point {
     kib: Vec<f64>,
     own: Vec<f64>,
     machine: Vec<f64>,
+    kernel: Vec<f64>,
 }
 
 /// Results of one system for one file size, one way of access and one kind of data.
@@ -65,9 +66,11 @@ impl Speeds {
         self.mean(test, |point| &point.kib)
     }
 
-    /// The mean CPU use in percent of one CPU: of the measuring threads, and of the machine.
-    pub fn cpu(&self, test: usize) -> (Option<f64>, Option<f64>) {
-        (self.mean(test, |point| &point.own), self.mean(test, |point| &point.machine))
+    /// The mean CPU use in percent of one CPU: of the measuring threads, of the machine, and of its
+    /// kernel.
+    pub fn cpu(&self, test: usize) -> [Option<f64>; 3] {
+        let of: [fn(&Point) -> &Vec<f64>; 3] = [|p| &p.own, |p| &p.machine, |p| &p.kernel];
+        of.map(|of| self.mean(test, of))
     }
 
     fn mean(&self, test: usize, of: fn(&Point) -> &Vec<f64>) -> Option<f64> {
@@ -118,6 +121,7 @@ pub fn gather(table: &Table, section: &str) -> Vec<Speeds> {
         point.kib.extend(row.value);
         point.own.extend(row.cpu_own_percent);
         point.machine.extend(row.cpu_machine_percent);
+        point.kernel.extend(row.cpu_kernel_percent);
     }
     all
 }
@@ -143,17 +147,14 @@ pub fn charts(all: &[&Speeds]) -> (Vec<Line>, Vec<Chart>) {
     (all.iter().map(line).collect(), charts.map(Chart::Lines).collect())
 }
 
-/// CPU use of the tests and of the machine.
+/// CPU use of the tests, of the machine, and of the kernel in that.
 pub fn cpu(all: &[&Speeds]) -> Grid {
     let mut grid = Grid::new("CPU use, percent of one CPU, mean over sizes of records", &["test"]);
     grid.head.extend(all.iter().flat_map(|speeds| {
-        [format!("{}: test", speeds.system), format!("{}: machine", speeds.system)]
+        ["test", "machine", "kernel"].map(|of| format!("{}: {of}", speeds.system))
     }));
     for (test, name) in TESTS.iter().enumerate() {
-        let cells = all.iter().flat_map(|speeds| {
-            let (own, machine) = speeds.cpu(test);
-            [Cell::maybe(own), Cell::maybe(machine)]
-        });
+        let cells = all.iter().flat_map(|speeds| speeds.cpu(test).map(Cell::maybe));
         grid.rows.push(std::iter::once(Cell::text(*name)).chain(cells).collect());
     }
     grid
@@ -210,7 +211,7 @@ mod tests {
         assert_eq!(all.len(), 1);
         assert_eq!(all[0].records(), [64 << 10, 1 << 20]);
         assert_eq!((all[0].speed(64 << 10, 2), all[0].average(2)), (Some(2.0), Some(3.0)));
-        assert_eq!((all[0].average(0), all[0].cpu(2)), (None, (Some(50.0), Some(150.0))));
+        assert_eq!((all[0].average(0), all[0].cpu(2)), (None, [Some(50.0), Some(150.0), None]));
         let (legend, charts) = charts(&[&all[0]]);
         assert_eq!((legend.len(), charts.len()), (1, 2));
     }

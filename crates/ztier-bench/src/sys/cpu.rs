@@ -13,28 +13,35 @@ pub struct Spent {
     /// Time in which the machine's CPUs were not idle, in percent of one CPU: including daemons,
     /// kernel threads and all other work.
     pub machine_percent: f64,
+    /// The part of it in the kernel, interrupts included.
+    pub kernel_percent: f64,
 }
 
 /// A running stopwatch.
 pub struct Stopwatch {
     wall: Instant,
     own: Duration,
-    machine: Duration,
+    machine: Busy,
 }
 
 impl Stopwatch {
     /// Starts now, on this thread.
     pub fn start() -> Self {
-        Self { machine: machine_busy(), own: thread_time(), wall: Instant::now() }
+        Self { machine: Busy::now(), own: thread_time(), wall: Instant::now() }
     }
 
     /// The time spent since the start; call on the same thread.
     pub fn stop(&self) -> Spent {
         let wall = self.wall.elapsed();
         let own = thread_time().saturating_sub(self.own);
-        let machine = machine_busy().saturating_sub(self.machine);
+        let now = Busy::now();
         let percent = |busy: Duration| 100.0 * busy.as_secs_f64() / wall.as_secs_f64().max(1e-9);
-        Spent { wall, own_percent: percent(own), machine_percent: percent(machine) }
+        Spent {
+            wall,
+            own_percent: percent(own),
+            machine_percent: percent(now.all.saturating_sub(self.machine.all)),
+            kernel_percent: percent(now.kernel.saturating_sub(self.machine.kernel)),
+        }
     }
 }
 
@@ -53,17 +60,31 @@ fn time(clock: ClockId) -> Duration {
 }
 
 /// Busy time of all CPUs since boot, from `/proc/stat` (usually in clock ticks of 10 ms).
-fn machine_busy() -> Duration {
-    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-    let ticks = stat.lines().next().map_or(0, busy_ticks);
-    Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+#[derive(Clone, Copy)]
+struct Busy {
+    all: Duration,
+    /// In the kernel.
+    kernel: Duration,
 }
 
-/// user + nice + system + irq + softirq; idle, iowait and time stolen by other guests do not count.
-fn busy_ticks(line: &str) -> u64 {
+impl Busy {
+    fn now() -> Self {
+        let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+        let [user, kernel] = stat.lines().next().map_or([0, 0], busy_ticks);
+        let second = rustix::param::clock_ticks_per_second() as f64;
+        let [all, kernel] =
+            [user + kernel, kernel].map(|ticks| Duration::from_secs_f64(ticks as f64 / second));
+        Self { all, kernel }
+    }
+}
+
+/// user + nice, and system + irq + softirq; idle, iowait and time stolen by other guests do not
+/// count.
+fn busy_ticks(line: &str) -> [u64; 2] {
     let fields: Vec<u64> =
         line.split_whitespace().skip(1).map(|f| f.parse().unwrap_or(0)).collect();
-    [0, 1, 2, 5, 6].iter().filter_map(|&i| fields.get(i)).sum()
+    let sum = |which: &[usize]| which.iter().filter_map(|&i| fields.get(i)).sum();
+    [sum(&[0, 1]), sum(&[2, 5, 6])]
 }
 
 #[cfg(test)]
@@ -72,8 +93,8 @@ mod tests {
 
     #[test]
     fn idle_does_not_count_as_busy() {
-        assert_eq!(busy_ticks("cpu  10 2 30 4000 500 6 7 80 0 0"), 55);
-        assert_eq!(busy_ticks(""), 0);
+        assert_eq!(busy_ticks("cpu  10 2 30 4000 500 6 7 80 0 0"), [12, 43]);
+        assert_eq!(busy_ticks(""), [0, 0]);
     }
 
     #[test]

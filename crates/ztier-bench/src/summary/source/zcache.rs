@@ -81,6 +81,7 @@ fn items(given: Given<'_>) -> Vec<Item> {
         items.push(Item::Grid(cpu(&found.iter().collect::<Vec<_>>())));
         items.extend(other_data(table));
         items.extend(sweep(table));
+        items.extend(figures(table, "files", "Files read through the page cache again"));
         items.push(verbatim(&without, &with, &found));
         items.extend(other_ratios(table, &MAIN));
         items.extend(conditions(table));

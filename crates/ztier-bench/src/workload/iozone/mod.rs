@@ -49,6 +49,8 @@ pub struct Figure {
     pub cpu_own_percent: f64,
     /// Busy time of the machine, in percent of one CPU.
     pub cpu_machine_percent: f64,
+    /// The part of it in the kernel.
+    pub cpu_kernel_percent: f64,
     /// Traffic of the disk during the test, where that is counted.
     pub disk: Option<Moved>,
 }
@@ -172,6 +174,7 @@ fn round(context: &mut Context, contenders: &mut [Contender], series: Series) ->
                 runs: vec![figure.kib_per_second],
                 cpu_own_percent: Some(figure.cpu_own_percent),
                 cpu_machine_percent: Some(figure.cpu_machine_percent),
+                cpu_kernel_percent: Some(figure.cpu_kernel_percent),
                 ..Row::default()
             });
         }

@@ -293,6 +293,7 @@ impl Runner<'_> {
             kib_per_second: bytes / 1024.0 / spent.wall.as_secs_f64(),
             cpu_own_percent: spent.own_percent,
             cpu_machine_percent: spent.machine_percent,
+            cpu_kernel_percent: spent.kernel_percent,
             disk: now.zip(begun.1).map(|(now, before)| now.since(before)),
         })
     }

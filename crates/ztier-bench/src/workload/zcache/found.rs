@@ -53,9 +53,24 @@ impl Found {
 
     /// The mean over all record sizes, in KiB a second, as in the source.
     pub fn average(&self, test: usize) -> f64 {
-        let speeds: Vec<f64> =
-            self.runs.keys().filter_map(|&record| self.speed(record, test)).collect();
-        speeds.iter().sum::<f64>() / speeds.len() as f64
+        self.average_of(|figures| figures[test].kib_per_second)
+    }
+
+    fn average_of(&self, of: impl Fn(&[Figure; 9]) -> f64) -> f64 {
+        let values: Vec<f64> =
+            self.runs.keys().filter_map(|&record| self.median_of(record, &of)).collect();
+        values.iter().sum::<f64>() / values.len() as f64
+    }
+
+    /// Seconds of processors that a GiB took, in the mean over all record sizes: of the machine, and
+    /// of its kernel.
+    fn cpu(&self, test: usize) -> [f64; 2] {
+        let seconds =
+            |percent: f64, kib_per_second: f64| percent / 100.0 * 1_048_576.0 / kib_per_second;
+        let of: [fn(&Figure) -> f64; 2] = [|f| f.cpu_machine_percent, |f| f.cpu_kernel_percent];
+        of.map(|of| {
+            self.average_of(|figures| seconds(of(&figures[test]), figures[test].kib_per_second))
+        })
     }
 
     /// Bytes that the disk read during a test, in the mean over all record sizes; where a test
@@ -114,6 +129,7 @@ pub fn compare(report: &mut Report, section: &str, found: &[Found], goals: Optio
             ]));
             print(lines.last().map_or("", String::as_str));
         }
+        compare_cpu(section, bare, ours);
         if let Some(pool) = ours.pool {
             let mib = |bytes: f64| bytes / 1_048_576.0;
             let text = format!(
@@ -132,6 +148,21 @@ pub fn compare(report: &mut Report, section: &str, found: &[Found], goals: Optio
                 report.note(section, &format!("page cache, {}", ours.system.name()), text);
             }
         }
+    }
+}
+
+/// What the tests cost in processor time, side by side.
+fn compare_cpu(section: &str, bare: &Found, ours: &Found) {
+    let name = ours.system.name();
+    print(&format!("\n{section}: seconds of processors for a GiB, {name}; kernel: its part"));
+    let columns = [("test", 15), ("without ztier", 13), ("kernel", 10), ("with", 10)];
+    let table = Table::new(&[&columns[..], &[("kernel", 10)]].concat());
+    print(&table.head());
+    for (test, name) in TESTS.iter().enumerate() {
+        let mut cells = vec![(*name).to_owned()];
+        let cpu = [bare.cpu(test), ours.cpu(test)];
+        cells.extend(cpu.as_flattened().iter().map(|seconds| format!("{seconds:.2}")));
+        print(&table.line(&cells));
     }
 }
 

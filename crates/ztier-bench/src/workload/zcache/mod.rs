@@ -5,6 +5,7 @@
 //! above it. A mean is over record sizes, as in the source, of the median of runs.
 
 mod disk;
+mod files;
 mod found;
 mod plan;
 mod sweep;
@@ -82,6 +83,7 @@ pub fn run(report: &mut Report, choice: &Choice) -> Result<Vec<String>> {
             Section::Volumes => volumes(report, &plan, &mut progress),
             Section::Disk => real(report, &plan, &mut progress),
             Section::Sweep => sweep::run(report, &plan, &mut progress, choice.svg.as_deref()),
+            Section::Files => files::run(report, &plan, &mut progress),
         };
         if let Err(e) = done {
             interrupt::check()?;
@@ -215,6 +217,7 @@ fn rows(
             runs: vec![figure.kib_per_second],
             cpu_own_percent: Some(figure.cpu_own_percent),
             cpu_machine_percent: Some(figure.cpu_machine_percent),
+            cpu_kernel_percent: Some(figure.cpu_kernel_percent),
             ..Row::default()
         });
         for (what, bytes) in

@@ -26,6 +26,8 @@ pub enum Section {
     Disk,
     /// Limits of 5 to 40 % of the memory, with data that shrinks to half.
     Sweep,
+    /// fio at random, a tree of real files, a database.
+    Files,
 }
 
 impl Section {
@@ -36,6 +38,7 @@ impl Section {
             Self::Volumes => "volumes",
             Self::Disk => "disk",
             Self::Sweep => "sweep",
+            Self::Files => "files",
         }
     }
 }
@@ -200,8 +203,11 @@ impl Plan {
             Section::Sweep => {
                 (1 + self.limits.len() * self.swept().count()) * self.small_records.len()
             }
+            Section::Files => 0,
         };
-        self.sections.iter().map(of).sum::<usize>() * self.runs as usize
+        let files = self.sections.contains(&Section::Files);
+        let tasks = if files { super::files::TASKS * (1 + self.swept().count()) } else { 0 };
+        self.sections.iter().map(of).sum::<usize>() * self.runs as usize + tasks
     }
 
     /// The notes for the report.
@@ -246,11 +252,11 @@ mod tests {
         let full = plan(Choice { full: true, ..Choice::default() });
         assert_eq!((full.memory, full.small_memory), (1 << 30, 1 << 30));
         assert_eq!((full.records[0], full.records[12], full.records.len()), (4096, 16 << 20, 13));
-        assert_eq!(full.series(), 7 * 13 + 2 * 4 + 2 * 4 + 9 * 4);
+        assert_eq!(full.series(), 7 * 13 + 2 * 4 + 2 * 4 + 9 * 4 + 12);
         let usual = plan(Choice::default());
         assert_eq!((usual.memory, usual.small_memory), (1 << 30, 128 << 20));
         assert_eq!((usual.records.len(), &usual.other_records[..]), (13, &[1 << 20][..]));
-        assert_eq!(usual.series(), 4 * 13 + 3 + 2 + 2 + 9);
+        assert_eq!(usual.series(), 4 * 13 + 3 + 2 + 2 + 9 + 12);
         assert_eq!(usual.sample(usual.memory), 4096);
     }
 }

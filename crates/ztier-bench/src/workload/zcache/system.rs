@@ -237,14 +237,7 @@ impl Machine {
     /// # Errors
     /// An I/O error; wrong data; no memory.
     pub fn series(&self, series: Series) -> Result<Vec<[Figure; 9]>> {
-        let one = |lane: &Lane| {
-            let place = Place {
-                dir: lane.fs.path().into(),
-                join: Some(self.group.join()),
-                disk: Some(lane.disk.path().into()),
-            };
-            in_child(&place, series, SERIES_LIMIT)?.nine()
-        };
+        let one = |lane| in_child(&self.place_of(lane), series, SERIES_LIMIT)?.nine();
         let all: Result<Vec<_>> = std::thread::scope(|scope| {
             let threads: Vec<_> =
                 self.lanes[..self.busy].iter().map(|lane| scope.spawn(move || one(lane))).collect();
@@ -256,6 +249,23 @@ impl Machine {
             "{}, {series}, {killed} processes killed for want of memory",
             self.system.name()
         ))
+    }
+
+    fn place_of(&self, lane: &Lane) -> Place {
+        Place {
+            dir: lane.fs.path().into(),
+            join: Some(self.group.join()),
+            disk: Some(lane.disk.path().into()),
+        }
+    }
+
+    /// The first volume.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn place(&self) -> Result<Place> {
+        let first = self.lanes.first().map(|lane| self.place_of(lane));
+        first.ok_or_else(|| Error::failure("no volume"))
     }
 
     /// Statistics of the first volume's cache; `None` without one.
