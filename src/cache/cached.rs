@@ -8,6 +8,7 @@ use super::above::{self, Above};
 use super::flights::GROUP;
 use super::io_context::{IoContext, IoContexts};
 use super::limit::{check_limit, share};
+use super::numbers::{self, Numbers};
 use super::planted::{self, Bug};
 use super::policy::{Came, Rules};
 use super::seal::Seal;
@@ -79,8 +80,8 @@ struct Found {
     /// Those of which a fill has begun, which [`Shard::end`] ends: blocks without a copy, and those
     /// whose copy went to the page cache, and which get a seal.
     begun: u64,
-    /// Those whose copy went there, and did not come by readahead: they were asked for again.
-    again: u64,
+    /// How often in a row blocks went there from a copy that did not come by readahead.
+    given: Numbers,
 }
 
 /// Bytes that do not depend on the limit.
@@ -180,7 +181,7 @@ impl Cached {
             let mut shard = shard.lock();
             if !stays {
                 let seals = above.as_ref().map(|above| Seals::with_room(seals, above.hints()));
-                shard.follow(seals.unwrap_or_default());
+                shard.follow(seals);
             }
             shard.set_limit(share.shard);
             evicted += shard.counts().evicted_blocks;
@@ -286,7 +287,9 @@ impl Cached {
             }
         }
         let mut io = self.contexts.take();
-        self.keep(io.as_mut(), id, (piece, 1), (Came::Dropped, 0), |_| Given::Plain(page));
+        self.keep(io.as_mut(), id, (piece, 1), (Came::Dropped, Numbers::default()), |_| {
+            Given::Plain(page)
+        });
         io.into_iter().for_each(|io| self.contexts.give(io));
         true
     }
@@ -390,7 +393,7 @@ impl Cached {
         piece: &Piece,
         out: &mut [[u8; BLOCK_SIZE]],
     ) -> Found {
-        let (mut next, mut missed, mut again, mut bad) = (0, 0, 0, 0);
+        let (mut next, mut missed, mut bad, mut given) = (0, 0, 0, Numbers::default());
         let above = self.above();
         let gives = above.as_ref().is_some_and(|above| above.has(piece.first));
         while next < piece.count {
@@ -415,7 +418,8 @@ impl Cached {
                             io.hold(next, header);
                             if gives {
                                 shard.give(key);
-                                again |= u64::from(!header.ahead) << next;
+                                let times = if header.ahead { 0 } else { header.given + 1 };
+                                given.set(next, times.min(numbers::MOST));
                             }
                         }
                         None => {
@@ -449,18 +453,18 @@ impl Cached {
             (0..piece.count).filter(is_bad).for_each(|at| shard.damaged(piece.key + at as u32));
         }
         let begun = if gives { shard::all(piece.count) } else { missed };
-        Found { missed: missed | bad, begun, again: again & !bad }
+        Found { missed: missed | bad, begun, given: given.without(bad) }
     }
 
     /// Ends the flight of a piece, and keeps those of its blocks whose bits are set in `wanted`, as
-    /// far as they are still alive. Without an I/O context, none is kept. Those in `again` had a
-    /// copy when they were asked for.
+    /// far as they are still alive. Without an I/O context, none is kept. `times` says how often in
+    /// a row the page cache got them from copies.
     fn keep<'a>(
         &self,
         io: Option<&mut IoContext>,
         id: u64,
         (piece, wanted): (&Piece, u64),
-        (came, again): (Came, u64),
+        (came, times): (Came, Numbers),
         given: impl Fn(usize) -> Given<'a>,
     ) {
         let Some(io) = io else { return self.end(id, piece) };
@@ -493,7 +497,7 @@ impl Cached {
                 }
             }
             for (at, seal) in io.seals().iter().filter(|(at, _)| alive >> at & 1 == 1) {
-                let known = Known { above: is_above, given: again >> at & 1 == 1 };
+                let known = Known { above: is_above, given: times.of(*at) };
                 shard.seal(piece.key + *at as u32, *seal, known);
             }
             drop(shard);
@@ -517,14 +521,15 @@ impl Cached {
         };
         let (id, count) = (self.id(), blocks.len() as u64);
         let range = first..first + count;
-        let [mut missed, mut begun, mut again] = [(); 3].map(|()| Set::default());
+        let [mut missed, mut begun] = [(); 2].map(|()| Set::default());
+        let mut given: [Set; 2] = Default::default();
         for piece in self.shard_map.pieces(range.clone()) {
             let at = (piece.first - first) as usize;
             let out = &mut blocks[at..at + piece.count as usize];
             let found = self.look(&mut io, id, &piece, out);
             missed.add(at, found.missed);
             begun.add(at, found.begun);
-            again.add(at, found.again);
+            given.iter_mut().zip(found.given.0).for_each(|(set, bits)| set.add(at, bits));
         }
         self.contexts.give(io);
         let (ahead, ticket) = self.see(first, count, missed.has(blocks.len() - 1));
@@ -546,7 +551,8 @@ impl Cached {
             let at = (piece.first - first) as usize;
             let wanted = begun.bits(at, piece.count);
             if wanted != 0 {
-                let came = (Came::Missed, again.bits(at, piece.count));
+                let times = given.each_ref().map(|set| set.bits(at, piece.count));
+                let came = (Came::Missed, Numbers(times));
                 let data = |n: usize| Given::Plain(&blocks[at + n]);
                 self.keep(io.as_mut(), id, (&piece, wanted), came, data);
             }
@@ -631,7 +637,13 @@ impl Cached {
             let data = window[from.min(window.len())..].as_chunks().0;
             if bits != 0 {
                 let given = |n: usize| Given::Plain(&data[n]);
-                self.keep(io.as_mut(), id, (&piece, bits), (Came::Ahead, 0), given);
+                self.keep(
+                    io.as_mut(),
+                    id,
+                    (&piece, bits),
+                    (Came::Ahead, Numbers::default()),
+                    given,
+                );
             }
         }
         io.into_iter().for_each(|io| self.contexts.give(io));
@@ -707,7 +719,7 @@ impl Drive for Cached {
             let from = (piece.first - blocks.start) as usize;
             let all = (&piece, shard::all(piece.count));
             let (_, given) = given.split_at(from);
-            self.keep(io.as_mut(), id, all, (Came::Written, 0), |at| given.at(at));
+            self.keep(io.as_mut(), id, all, (Came::Written, Numbers::default()), |at| given.at(at));
         }
         io.into_iter().for_each(|io| self.contexts.give(io));
         self.noted(result)

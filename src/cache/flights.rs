@@ -9,6 +9,7 @@
 //! - writes that overlap in time leave no copy of the blocks that they share: the order in which
 //!   the drive has taken them is unknown.
 
+use super::numbers::Numbers;
 use super::planted::{self, Bug};
 use super::policy::Queue;
 
@@ -45,8 +46,8 @@ pub struct Before {
     there: u64,
     /// It was in the main queue.
     main: u64,
-    /// Its hits, low bits first.
-    hits: [u64; 2],
+    /// Its hits.
+    hits: Numbers,
 }
 
 impl Before {
@@ -54,16 +55,14 @@ impl Before {
     pub fn note(&mut self, at: u64, queue: Queue, hits: u8) {
         self.there |= 1 << at;
         self.main |= u64::from(queue == Queue::Main) << at;
-        for (bit, all) in self.hits.iter_mut().enumerate() {
-            *all |= u64::from(hits >> bit & 1) << at;
-        }
+        self.hits.set(at, hits);
     }
 
     /// Queue and hits of the copy of the `at`-th block, if there was one.
     pub fn of(&self, at: u64) -> Option<(Queue, u8)> {
         let bit = |all: u64| (all >> at & 1) as u8;
         let queue = if bit(self.main) == 1 { Queue::Main } else { Queue::Probation };
-        (bit(self.there) == 1).then(|| (queue, bit(self.hits[0]) | bit(self.hits[1]) << 1))
+        (bit(self.there) == 1).then(|| (queue, self.hits.of(at)))
     }
 }
 

@@ -15,6 +15,7 @@ mod ghosts;
 mod hints;
 mod io_context;
 mod limit;
+mod numbers;
 pub mod planted;
 pub mod policy;
 mod record;

@@ -107,6 +107,21 @@ impl Rules {
     pub const S3_FIFO: Self =
         Self { probation_permille: 100, hits_to_main: 2, ghosts_permille: 900, ..Self::CLOCK };
 
+    /// The default below a page cache whose drops are followed. A copy there is asked for at most
+    /// once, and comes back with its hits: less probation suffices.
+    pub const EXCLUSIVE: Self = Self { probation_permille: 50, ..Self::DEFAULT };
+
+    /// See [`Self::default`].
+    const DEFAULT: Self = Self {
+        hits_to_main: 1,
+        hits_of_remembered: 2,
+        ghosts_permille: 2500,
+        fills_main: true,
+        used_against: 2,
+        unused_for: 10,
+        ..Self::S3_FIFO
+    };
+
     /// The queue of a new copy for which others must be evicted. The block may be `remembered` by a
     /// ghost, as far as that is heeded ([`Self::heeds`]); a ghost counts if the block is read.
     /// `None`: the block is not kept.
@@ -205,15 +220,7 @@ impl Rules {
 
 impl Default for Rules {
     fn default() -> Self {
-        Self {
-            hits_to_main: 1,
-            hits_of_remembered: 2,
-            ghosts_permille: 2500,
-            fills_main: true,
-            used_against: 2,
-            unused_for: 10,
-            ..Self::S3_FIFO
-        }
+        Self::DEFAULT
     }
 }
 
@@ -236,6 +243,11 @@ impl Gate {
     /// The rules.
     pub fn rules(&self) -> &Rules {
         &self.rules
+    }
+
+    /// Goes on with other rules.
+    pub fn change(&mut self, rules: Rules) {
+        self.rules = rules;
     }
 
     /// Whether nothing was evicted yet for what would go to probation otherwise.
@@ -390,7 +402,7 @@ mod tests {
 
     #[test]
     fn making_room_ends() {
-        for rules in [Rules::CLOCK, Rules::S3_FIFO, Rules::default()] {
+        for rules in [Rules::CLOCK, Rules::S3_FIFO, Rules::default(), Rules::EXCLUSIVE] {
             assert!(rules.hits_most <= 3, "two bits");
             let mut hits = 0;
             for _ in 0..10 {

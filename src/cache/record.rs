@@ -3,6 +3,7 @@
 //! Invariant: nothing in a record is trusted before [`Header::verify`] has accepted it; until then
 //! its length serves only to stay inside the segment.
 
+use super::numbers;
 use super::table::UNIT;
 use crate::BLOCK_SIZE;
 use crate::codec::{Codec, Coding};
@@ -11,6 +12,9 @@ use rapidhash::v3::{DEFAULT_RAPID_SECRETS, rapidhash_v3_micro_inline};
 
 /// Bytes of a header.
 pub const HEADER: usize = 16;
+/// Bits of the last byte of a header.
+const AHEAD: u8 = 1;
+const GIVEN_SHIFT: u32 = 1;
 /// Bytes of the largest record.
 pub const RECORD_MAX: usize = HEADER + BLOCK_SIZE;
 
@@ -36,6 +40,9 @@ pub struct Header {
     /// The block was read ahead and not requested so far. Not in the check word, because it
     /// changes.
     pub ahead: bool,
+    /// How often in a row the page cache above got the block from copies before this one. Not in
+    /// the check word, because it is known late.
+    pub given: u8,
 }
 
 impl Header {
@@ -44,13 +51,14 @@ impl Header {
         let (check, rest) = bytes.split_first_chunk::<8>()?;
         let (key, rest) = rest.split_first_chunk::<4>()?;
         let (len, rest) = rest.split_first_chunk::<2>()?;
-        let (kind, ahead) = (*rest.first()?, *rest.get(1)?);
+        let (kind, bits) = (*rest.first()?, *rest.get(1)?);
         let header = Self {
             check: u64::from_le_bytes(*check),
             key: u32::from_le_bytes(*key),
             len: u16::from_le_bytes(*len),
             kind,
-            ahead: ahead != 0,
+            ahead: bits & AHEAD != 0,
+            given: bits >> GIVEN_SHIFT & numbers::MOST,
         };
         let payload = HEADER..HEADER + usize::from(header.len);
         let fits = usize::from(header.len) <= BLOCK_SIZE && bytes.len() >= payload.end;
@@ -63,7 +71,7 @@ impl Header {
         bytes[8..12].copy_from_slice(&self.key.to_le_bytes());
         bytes[12..14].copy_from_slice(&self.len.to_le_bytes());
         bytes[14] = self.kind;
-        bytes[15] = u8::from(self.ahead);
+        bytes[15] = (u8::from(self.ahead) * AHEAD) | (self.given << GIVEN_SHIFT);
     }
 
     /// Bytes of header and payload.
@@ -97,7 +105,13 @@ impl Header {
 
 /// Notes in the record at the begin of `bytes` that its block was requested.
 pub fn asked_for(bytes: &mut [u8]) {
-    bytes[15] = 0;
+    bytes[15] &= !AHEAD;
+}
+
+/// Notes in the record at the begin of `bytes` how often its block was given; see
+/// [`Header::given`].
+pub fn given(bytes: &mut [u8], given: u8) {
+    bytes[15] = (bytes[15] & AHEAD) | (given.min(numbers::MOST) << GIVEN_SHIFT);
 }
 
 /// Makes the record of a block, which may be packed already, at the begin of `out`, which must have
@@ -126,7 +140,7 @@ pub fn encode(
     };
     let kind = kind as u8;
     let check = check(&payload[..len], block, kind);
-    let header = Header { check, key, len: len as u16, kind, ahead };
+    let header = Header { check, key, len: len as u16, kind, ahead, given: 0 };
     header.write(head);
     Some(header)
 }
@@ -195,8 +209,16 @@ mod tests {
                 assert_eq!(found, free, "bit {bit}");
                 record[bit / 8] ^= 1 << (bit % 8);
             }
+            given(record, 2);
+            let header = Header::read(record).unwrap();
+            assert!(header.ahead && header.given == 2);
             asked_for(record);
-            assert!(!Header::read(record).unwrap().ahead);
+            given(record, 9);
+            let header = Header::read(record).unwrap();
+            assert!(!header.ahead && header.given == 3 && header.verify(record, 77));
+            let mut copy = record.to_vec();
+            header.write(&mut copy);
+            assert!(copy == record);
         }
     }
 

@@ -1,9 +1,9 @@
 //! The seal of a block: a keyed hash of its content.
 //!
-//! Invariant: two seals are equal only if their contents are, as far as 126 bits can tell.
+//! Invariant: two seals are equal only if their contents are, as far as 125 bits can tell.
 
 /// Bits of a hash that are not part of the seal: [`super::seals`] has a use for them.
-pub const FREE: u128 = 3;
+pub const FREE: u128 = 7;
 
 /// The hash of a block's content. Without the key, which is random, content with a given hash
 /// can't be made.

@@ -10,6 +10,7 @@
 //! taken when a seal first needs it.
 
 use super::hints::Hints;
+use super::numbers;
 use super::seal::{self, Seal};
 use super::table::spread;
 use std::sync::Arc;
@@ -22,8 +23,10 @@ const CHUNK: usize = if cfg!(shuttle) { WAYS } else { 256 };
 const NONE: u32 = u32::MAX;
 /// Bits of the word of a seal; the other bits are of the hash.
 const ABOVE: u128 = 1;
-const GIVEN: u128 = 2;
+const GIVEN: u128 = (numbers::MOST as u128) << GIVEN_SHIFT;
+const GIVEN_SHIFT: u32 = 1;
 const BITS: u128 = seal::FREE;
+const _: () = assert!(ABOVE | GIVEN == BITS);
 
 /// Seals side by side, or none yet.
 #[derive(Debug, Default)]
@@ -54,8 +57,8 @@ impl Chunk {
 pub struct Known {
     /// The page cache has the block.
     pub above: bool,
-    /// It got the block from a copy, which went, and was not read ahead.
-    pub given: bool,
+    /// How often in a row it got the block from a copy, which went then.
+    pub given: u8,
 }
 
 /// See the module.
@@ -143,8 +146,7 @@ impl Seals {
 
     /// Seals a block.
     pub fn set(&mut self, key: u32, seal: Seal, known: Known) {
-        let given = self.word(key).map_or(0, |word| word & GIVEN);
-        let given = if known.given { GIVEN } else { given };
+        let given = u128::from(known.given.min(numbers::MOST)) << GIVEN_SHIFT;
         // The block's own place, or a free one, or that of the oldest.
         let Some((Set { chunk, first }, last)) = self.find(key).or_else(|| self.place(key)) else {
             return;
@@ -178,9 +180,9 @@ impl Seals {
         }
     }
 
-    /// Whether the block's copy was once given away.
-    pub fn was_given(&self, key: u32) -> bool {
-        self.word(key).is_some_and(|word| word & GIVEN != 0)
+    /// How often in a row copies of the block were given away.
+    pub fn given(&self, key: u32) -> u8 {
+        self.word(key).map_or(0, |word| ((word & GIVEN) >> GIVEN_SHIFT) as u8)
     }
 
     /// The block's copy was evicted: its seal goes, unless the page cache has the block.
@@ -210,8 +212,8 @@ impl Seals {
 mod tests {
     use super::*;
 
-    const ABOVE: Known = Known { above: true, given: false };
-    const BELOW: Known = Known { above: false, given: false };
+    const ABOVE: Known = Known { above: true, given: 0 };
+    const BELOW: Known = Known { above: false, given: 0 };
 
     #[test]
     fn a_seal_is_of_the_newest_content() {
@@ -223,13 +225,16 @@ mod tests {
         seals.set(7, seal(2), ABOVE);
         assert!(seals.has(7, seal(2)) && !seals.has(7, seal(1)));
         seals.dropped(7);
-        assert!(!seals.is_above(7) && !seals.was_given(7));
-        seals.set(7, seal(2), Known { above: true, given: true });
-        assert!(seals.has(7, seal(2)) && seals.is_above(7) && seals.was_given(7));
+        assert!(!seals.is_above(7) && seals.given(7) == 0);
+        for (given, kept) in [(1, 1), (3, 3), (200, 3)] {
+            seals.set(7, seal(2), Known { above: true, given });
+            assert!(seals.has(7, seal(2)) && seals.is_above(7) && seals.given(7) == kept);
+        }
         seals.set(7, seal(3), BELOW);
-        assert!(seals.was_given(7) && !seals.is_above(7));
+        assert!(seals.given(7) == 0 && !seals.is_above(7));
+        seals.set(7, seal(3), Known { above: true, given: 2 });
         seals.remove(7);
-        assert!(!seals.has(7, seal(3)) && !seals.was_given(7));
+        assert!(!seals.has(7, seal(3)) && seals.given(7) == 0);
     }
 
     #[test]

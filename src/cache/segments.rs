@@ -171,6 +171,13 @@ impl Segments {
         }
     }
 
+    /// Notes in the record at a place how often its block was given; see [`Header::given`].
+    pub fn given(&mut self, place: Place, given: u8) {
+        if let Some(Some(segment)) = self.all.get_mut(place.segment() as usize) {
+            record::given(&mut segment.frame.bytes_mut()[place.at()..], given);
+        }
+    }
+
     /// The index does not name a record any more: counts it as dead. Returns its queue.
     pub fn died(&mut self, place: Place) -> Option<Queue> {
         let segment = self.all.get_mut(place.segment() as usize)?.as_mut()?;

@@ -152,8 +152,10 @@ impl Shard {
     }
 
     /// Begins to seal blocks, with room for `seals`, or ends it.
-    pub fn follow(&mut self, seals: Seals) {
-        self.seals = seals;
+    pub fn follow(&mut self, seals: Option<Seals>) {
+        let rules = if seals.is_some() { Rules::EXCLUSIVE } else { Rules::default() };
+        self.gate.change(rules);
+        self.seals = seals.unwrap_or_default();
     }
 
     /// Seals a block that is alive; see [`Seals::set`].
@@ -287,7 +289,9 @@ impl Shard {
             return;
         }
         if let Some((segment, at)) = self.segments.append(queue, record, header) {
-            self.table.insert(header.key, Place::new(segment, at, hits));
+            let place = Place::new(segment, at, hits);
+            self.table.insert(header.key, place);
+            self.segments.given(place, self.seals.given(header.key));
             self.counts.kept_blocks += 1;
             self.ahead.kept.fetch_add(u64::from(came == Came::Ahead), Ordering::Relaxed);
         }
@@ -308,10 +312,10 @@ impl Shard {
         if let Some((_, place)) = last {
             return Some(place);
         }
-        let place = match self.seals.was_given(header.key) {
-            // It was asked for while it had a copy.
-            true => Some((Queue::Main, 0)),
-            false => self.place_by_rules(header, came, remembered),
+        let place = match self.seals.given(header.key) {
+            0 => self.place_by_rules(header, came, remembered),
+            // It was asked for while it had a copy: hits outlive the copies that they were of.
+            given => Some((Queue::Main, given.min(self.gate.rules().hits_most))),
         };
         self.dropped_last = place.map(|place| (run, place));
         place

@@ -5,11 +5,14 @@
 
 use super::{Cache, Dropped};
 
+/// The product has two bits for it.
+const GIVEN_MOST: u8 = 3;
+
 /// Any policy, below a page cache.
 pub struct Exclusive<'a> {
     inner: &'a mut dyn Cache,
-    /// Blocks that the page cache has got from copies, since they were last written or dropped.
-    given: Vec<bool>,
+    /// How often in a row the page cache has got a block from a copy, at most [`GIVEN_MOST`].
+    given: Vec<u8>,
     /// Numbers of blocks on the device.
     numbers: Vec<u64>,
 }
@@ -18,7 +21,7 @@ impl<'a> Exclusive<'a> {
     /// A cache with the policy of `inner`, which is empty, for blocks with these numbers on the
     /// device.
     pub fn new(inner: &'a mut dyn Cache, numbers: &[u64]) -> Self {
-        Self { inner, given: vec![false; numbers.len()], numbers: numbers.to_vec() }
+        Self { inner, given: vec![0; numbers.len()], numbers: numbers.to_vec() }
     }
 
     /// Gives a copy away; whether there was one.
@@ -34,18 +37,19 @@ impl<'a> Exclusive<'a> {
 impl Cache for Exclusive<'_> {
     fn read(&mut self, block: u32) -> bool {
         let hit = self.give(block);
-        self.given[block as usize] |= hit;
+        let given = &mut self.given[block as usize];
+        *given = if hit { (*given + 1).min(GIVEN_MOST) } else { 0 };
         hit
     }
 
     fn write(&mut self, block: u32) {
         self.give(block);
-        self.given[block as usize] = false;
+        self.given[block as usize] = 0;
     }
 
     fn discard(&mut self, block: u32) {
         self.inner.discard(block);
-        self.given[block as usize] = false;
+        self.given[block as usize] = 0;
     }
 
     fn len(&self) -> usize {
@@ -57,7 +61,7 @@ impl Cache for Exclusive<'_> {
     }
 
     fn dropped(&mut self, block: u32) {
-        let given = std::mem::take(&mut self.given[block as usize]);
+        let given = self.given[block as usize];
         if !self.inner.has(block) {
             let number = self.numbers[block as usize];
             self.inner.keep_dropped(block, Dropped { given, number });

@@ -45,8 +45,8 @@ trait Cache {
 /// What an exclusive cache knows of a block that the page cache drops.
 #[derive(Clone, Copy)]
 struct Dropped {
-    /// The page cache has got the block from a copy.
-    given: bool,
+    /// How often in a row the page cache has got the block from a copy, at most 3.
+    given: u8,
     /// Its number on the device.
     number: u64,
 }

@@ -51,7 +51,10 @@ impl Last {
         if let Some((_, place)) = last {
             return Some(place);
         }
-        let place = if dropped.given { Some((Queue::Main, 0)) } else { by_rules() };
+        let place = match dropped.given {
+            0 => by_rules(),
+            given => Some((Queue::Main, given)),
+        };
         self.0 = place.map(|place| (run, place));
         place
     }

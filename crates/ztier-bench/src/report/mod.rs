@@ -351,7 +351,7 @@ mod tests {
         let runs = "3.000 1.000 2.000";
         assert_eq!(
             line,
-            format!("zram,engine,ztier,\"random read, 2 threads\",2.000,IOPS,,,{runs},")
+            format!("zram,engine,ztier,\"random read, 2 threads\",2.000,IOPS,,,,{runs},")
         );
     }
 }
