@@ -24,7 +24,7 @@ const PROGRAMS: &str = "\
 /// Modules that machines can load; their dependencies are included.
 const MODULES: &str = "\
     bcache brd btrfs dm-crypt dm-delay dm-flakey dm-log-writes dm-mod dm-writecache fuse loop \
-    lz4 nbd ublk_drv virtio_balloon xfs zram";
+    lz4 nbd ublk_drv virtio_balloon xfs xts zram";
 /// Number of images that the cache keeps.
 const KEPT: usize = 4;
 

@@ -121,7 +121,7 @@ fn files_live_on_it(machine: &Machine, kind: &str, on: On) {
 
 /// How long files are exercised: seconds.
 fn seconds() -> u32 {
-    times("ZTIER_VM_FILES", 10)
+    times("ZTIER_VM_FILES", 5)
 }
 
 /// What is done with a file system.
