@@ -1,7 +1,7 @@
 //! Files that are read through the page cache: at random by fio, a tree of real files, a database.
 //!
-//! Invariants: a task makes its files in the memory that it is read with, and reads once before what
-//! is measured; systems take turns, a task each.
+//! Invariants: a task makes its files in the memory that they are read with, and reads once before
+//! what is measured; systems take turns, a task each.
 
 use super::plan::Plan;
 use super::system::{Machine, System};

@@ -62,8 +62,8 @@ impl Found {
         values.iter().sum::<f64>() / values.len() as f64
     }
 
-    /// Seconds of processors that a GiB took, in the mean over all record sizes: of the machine, and
-    /// of its kernel.
+    /// Seconds of processors that a GiB took, in the mean over all record sizes: of the machine,
+    /// and of its kernel.
     fn cpu(&self, test: usize) -> [f64; 2] {
         let seconds =
             |percent: f64, kib_per_second: f64| percent / 100.0 * 1_048_576.0 / kib_per_second;

@@ -11,7 +11,8 @@ const WORDS: usize = SECTOR / 8;
 const VERSION_BITS: u32 = 24;
 const SECTOR_BITS: u32 = 24;
 
-/// Fills `out` with a version of a sector of a file; version 0 is zeros. Half of it does not shrink.
+/// Fills `out` with a version of a sector of a file; version 0 is zeros. Half of it does not
+/// shrink.
 pub fn fill(out: &mut [u8; SECTOR], file: u16, sector: u64, version: u32) {
     let tag = tag(file, sector, version);
     let mut state = tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

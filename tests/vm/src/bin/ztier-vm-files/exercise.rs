@@ -1,7 +1,7 @@
 //! One file: a random step after the other, and which version of each sector it must have.
 //!
-//! Invariants: one thread uses a file, so that each read has one right answer; direct I/O is of whole
-//! pages, which any device takes; what was never written is zeros.
+//! Invariants: one thread uses a file, so that each read has one right answer; direct I/O is of
+//! whole pages, which any device takes; what was never written is zeros.
 
 use crate::content::{Found, SECTOR, fill};
 use crate::mapping::Mapping;
@@ -224,7 +224,7 @@ impl Exercise {
         }
     }
 
-    /// Room in the buffer for so many sectors, from a whole page on, as direct I/O wants it.
+    /// Room in the buffer for `sectors`, aligned for direct I/O.
     fn room(buffer: &mut [u8], sectors: u64) -> &mut [[u8; SECTOR]] {
         let from = buffer.as_ptr().align_offset(PAGE);
         &mut buffer[from..].as_chunks_mut().0[..sectors as usize]
