@@ -183,5 +183,5 @@ fn it_has_what_the_sources_have_and_is_small() {
     }
     assert!(csv.lines().count() > 1000);
     let columns = csv.lines().next().unwrap().split(',').count();
-    assert_eq!(columns, 13);
+    assert_eq!(columns, 14);
 }
