@@ -142,7 +142,7 @@ impl Session {
         let Self { folder, run, verbose, turn, .. } = self;
         let mut progress = Progress::new();
         let dir = folder.path().display();
-        let again = run.parts.iter().filter(|part| part.state == State::Waiting).count();
+        let again = run.parts.iter().filter(|part| part.is_to_run()).count();
         let (all, time) = (run.parts.len(), words(left(&stretches(run, 0, 0.0))));
         progress.say(&format!("{again} of {all} tables to run in {dir}, about {time}"));
         let start = |part: &Part, args: &[String]| {
@@ -172,7 +172,7 @@ type Start<'a> = &'a dyn Fn(&Part, &[String]) -> Result<Child>;
 fn each(run: &mut Run, folder: &Folder, progress: &mut Progress, start: Start<'_>) -> Result<()> {
     let machines = OnceCell::new();
     for n in 0..run.parts.len() {
-        if run.parts[n].state != State::Waiting {
+        if !run.parts[n].is_to_run() {
             continue;
         }
         interrupt::check()?;
@@ -281,7 +281,7 @@ fn one(
 /// The times of all parts; the `n`th has run for `been` seconds.
 fn stretches(run: &Run, n: usize, been: f64) -> Vec<Stretch> {
     let of = |(i, part): (usize, &Part)| match (part.state, part.seconds) {
-        (State::Waiting, _) => Stretch::ToCome(part.typical_s),
+        (State::Waiting, _) if part.is_to_run() => Stretch::ToCome(part.typical_s),
         (State::Running, _) if i == n => Stretch::AtWork(part.typical_s, been),
         (State::Done, Some(took)) => Stretch::Over(part.typical_s, took),
         // A part that failed early says nothing about the machine.

@@ -64,6 +64,9 @@ pub struct Part {
     /// CPUs, memory and kernel of its machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<Value>,
+    /// Other parts were chosen this time.
+    #[serde(skip)]
+    pub left_out: bool,
 }
 
 impl Part {
@@ -81,7 +84,13 @@ impl Part {
             reason: None,
             build: None,
             machine: None,
+            left_out: false,
         }
+    }
+
+    /// Whether it still has to run this time.
+    pub fn is_to_run(&self) -> bool {
+        self.state == State::Waiting && !self.left_out
     }
 
     /// Whether the part need not run again for `wanted`: it has ended successfully, as the same
@@ -137,12 +146,14 @@ impl Run {
         }
     }
 
-    /// Resets the chosen parts that did not succeed, or whose arguments or build differ now.
+    /// Resets the chosen parts that did not succeed, or whose arguments or build differ now; leaves
+    /// out all others.
     pub fn renew(&mut self, entries: &[&Entry], build: &str) {
+        self.parts.iter_mut().for_each(|part| part.left_out = true);
         for entry in entries {
             let wanted = Part::new(entry);
             match self.parts.iter_mut().find(|part| part.name == entry.name) {
-                Some(part) if part.serves(&wanted, build) => {}
+                Some(part) if part.serves(&wanted, build) => part.left_out = false,
                 Some(part) => *part = wanted,
                 None => self.parts.push(wanted),
             }
@@ -331,6 +342,10 @@ mod tests {
         // The second part was not chosen.
         let states: Vec<State> = other.parts.iter().map(|part| part.state).collect();
         assert_eq!(states, [State::Waiting, State::Failed]);
+        let mut waiting = run();
+        waiting.renew(&all[1..2], "a");
+        let to_run: Vec<bool> = waiting.parts.iter().map(Part::is_to_run).collect();
+        assert_eq!(to_run, [false, true]);
         // A part that is added later gets its place in the order.
         let mut late = Run { parts: vec![Part::new(all[2])], ..run() };
         late.renew(&all[..2], "a");
