@@ -1,4 +1,4 @@
-//! Small numbers of up to 64 blocks of a piece: of hits.
+//! Numbers of hits, one for each of up to 64 blocks.
 //!
 //! Invariant: a number is at most [`MOST`].
 

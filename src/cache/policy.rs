@@ -107,20 +107,12 @@ impl Rules {
     pub const S3_FIFO: Self =
         Self { probation_permille: 100, hits_to_main: 2, ghosts_permille: 900, ..Self::CLOCK };
 
-    /// The default below a page cache whose drops are followed. A copy there is asked for at most
-    /// once, and comes back with its hits: less probation suffices.
-    pub const EXCLUSIVE: Self = Self { probation_permille: 50, ..Self::DEFAULT };
-
-    /// See [`Self::default`].
-    const DEFAULT: Self = Self {
-        hits_to_main: 1,
-        hits_of_remembered: 2,
-        ghosts_permille: 2500,
-        fills_main: true,
-        used_against: 2,
-        unused_for: 10,
-        ..Self::S3_FIFO
-    };
+    /// The same below a page cache whose drops are followed. A copy there is asked for at most once,
+    /// and comes back with its hits: half of the probation suffices.
+    #[must_use]
+    pub const fn exclusive(self) -> Self {
+        Self { probation_permille: self.probation_permille / 2, ..self }
+    }
 
     /// The queue of a new copy for which others must be evicted. The block may be `remembered` by a
     /// ghost, as far as that is heeded ([`Self::heeds`]); a ghost counts if the block is read.
@@ -220,7 +212,15 @@ impl Rules {
 
 impl Default for Rules {
     fn default() -> Self {
-        Self::DEFAULT
+        Self {
+            hits_to_main: 1,
+            hits_of_remembered: 2,
+            ghosts_permille: 2500,
+            fills_main: true,
+            used_against: 2,
+            unused_for: 10,
+            ..Self::S3_FIFO
+        }
     }
 }
 
@@ -228,6 +228,8 @@ impl Default for Rules {
 #[derive(Clone, Copy, Debug)]
 pub struct Gate {
     rules: Rules,
+    /// The rules that it was made with.
+    own: Rules,
     /// Nothing was evicted for a new copy yet, or since [`Gate::widen`].
     filling: bool,
     /// See [`Rules::owed`].
@@ -237,7 +239,13 @@ pub struct Gate {
 impl Gate {
     /// The gate of an empty cache.
     pub fn new(rules: Rules) -> Self {
-        Self { rules, filling: true, owed: 0 }
+        Self { rules, own: rules, filling: true, owed: 0 }
+    }
+
+    /// The gate of an empty cache, by the same rules.
+    #[must_use]
+    pub fn anew(&self) -> Self {
+        Self { filling: true, owed: 0, ..*self }
     }
 
     /// The rules.
@@ -245,9 +253,9 @@ impl Gate {
         &self.rules
     }
 
-    /// Goes on with other rules.
-    pub fn change(&mut self, rules: Rules) {
-        self.rules = rules;
+    /// From now on the drops of the page cache above are followed, or not.
+    pub fn follow(&mut self, follows: bool) {
+        self.rules = if follows { self.own.exclusive() } else { self.own };
     }
 
     /// Whether nothing was evicted yet for what would go to probation otherwise.
@@ -401,8 +409,24 @@ mod tests {
     }
 
     #[test]
+    fn a_gate_keeps_its_own_rules() {
+        for own in [Rules::CLOCK, Rules::S3_FIFO, Rules::default()] {
+            let mut gate = Gate::new(own);
+            gate.follow(false);
+            assert_eq!(*gate.rules(), own);
+            gate.follow(true);
+            assert_eq!(gate.rules().probation_permille, own.probation_permille / 2);
+            gate = gate.anew();
+            assert_eq!(*gate.rules(), own.exclusive());
+            gate.follow(false);
+            assert_eq!(*gate.rules(), own);
+        }
+    }
+
+    #[test]
     fn making_room_ends() {
-        for rules in [Rules::CLOCK, Rules::S3_FIFO, Rules::default(), Rules::EXCLUSIVE] {
+        for rules in [Rules::CLOCK, Rules::S3_FIFO, Rules::default(), Rules::default().exclusive()]
+        {
             assert!(rules.hits_most <= 3, "two bits");
             let mut hits = 0;
             for _ in 0..10 {

@@ -110,7 +110,7 @@ pub fn asked_for(bytes: &mut [u8]) {
 
 /// Notes in the record at the begin of `bytes` how often its block was given; see
 /// [`Header::given`].
-pub fn given(bytes: &mut [u8], given: u8) {
+pub fn note_given(bytes: &mut [u8], given: u8) {
     bytes[15] = (bytes[15] & AHEAD) | (given.min(numbers::MOST) << GIVEN_SHIFT);
 }
 
@@ -209,11 +209,11 @@ mod tests {
                 assert_eq!(found, free, "bit {bit}");
                 record[bit / 8] ^= 1 << (bit % 8);
             }
-            given(record, 2);
+            note_given(record, 2);
             let header = Header::read(record).unwrap();
             assert!(header.ahead && header.given == 2);
             asked_for(record);
-            given(record, 9);
+            note_given(record, 9);
             let header = Header::read(record).unwrap();
             assert!(!header.ahead && header.given == 3 && header.verify(record, 77));
             let mut copy = record.to_vec();

@@ -172,9 +172,9 @@ impl Segments {
     }
 
     /// Notes in the record at a place how often its block was given; see [`Header::given`].
-    pub fn given(&mut self, place: Place, given: u8) {
+    pub fn note_given(&mut self, place: Place, given: u8) {
         if let Some(Some(segment)) = self.all.get_mut(place.segment() as usize) {
-            record::given(&mut segment.frame.bytes_mut()[place.at()..], given);
+            record::note_given(&mut segment.frame.bytes_mut()[place.at()..], given);
         }
     }
 

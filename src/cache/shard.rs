@@ -153,8 +153,7 @@ impl Shard {
 
     /// Begins to seal blocks, with room for `seals`, or ends it.
     pub fn follow(&mut self, seals: Option<Seals>) {
-        let rules = if seals.is_some() { Rules::EXCLUSIVE } else { Rules::default() };
-        self.gate.change(rules);
+        self.gate.follow(seals.is_some());
         self.seals = seals.unwrap_or_default();
     }
 
@@ -291,7 +290,9 @@ impl Shard {
         if let Some((segment, at)) = self.segments.append(queue, record, header) {
             let place = Place::new(segment, at, hits);
             self.table.insert(header.key, place);
-            self.segments.given(place, self.seals.given(header.key));
+            if came == Came::Dropped {
+                self.segments.note_given(place, self.seals.given(header.key));
+            }
             self.counts.kept_blocks += 1;
             self.ahead.kept.fetch_add(u64::from(came == Came::Ahead), Ordering::Relaxed);
         }
@@ -546,7 +547,7 @@ impl Shard {
         if !planted::on(Bug::KeepOverFailedFlush) {
             self.flights.end_all();
         }
-        self.gate = Gate::new(*self.gate.rules());
+        self.gate = self.gate.anew();
         self.table = Table::default();
         if !planted::on(Bug::SealOverFailedFlush) {
             self.seals.remove_all(|_| true);

@@ -5,8 +5,9 @@
 #![cfg(feature = "fuse")]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+use crate::support::mounted::Mounted;
 use crate::support::sandbox::{Sandbox, eventually};
-use crate::support::shell::{missing, ok, unmount};
+use crate::support::shell::{missing, ok};
 use rustix::fs::{Advice, fadvise};
 use serde_json::Value;
 use std::fs::{self, File};
@@ -19,17 +20,6 @@ const BLOCK: usize = 4096;
 const BLOCKS: u64 = 4096;
 /// Blocks that are dropped at a time: fewer than the ring has room for.
 const AT_ONCE: u64 = 64;
-
-/// Unmounts what is mounted there when a test fails.
-struct Mounted<'a>(&'a Path);
-
-impl Drop for Mounted<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            crate::support::shell::run(20, "umount", &["-l", self.0.to_str().unwrap()]);
-        }
-    }
-}
 
 /// Half of it does not shrink.
 fn content(block: u64, version: u64) -> [u8; BLOCK] {
@@ -128,17 +118,15 @@ fn what_the_page_cache_drops_comes_back_without_the_drive() {
     assert!(sandbox.ztier(&["status", "vol"]).looked().contains("what the page cache drops"));
     ok(30, "mkfs.ext4", &["-q", "-F", &device]);
     let mnt = sandbox.path().join("mnt");
-    fs::create_dir(&mnt).unwrap();
-    let mounted = Mounted(&mnt);
-    ok(20, "mount", &[&device, mnt.to_str().unwrap()]);
+    let mounted = Mounted::new(&[&device], &mnt);
     lives_on(&sandbox, &mnt.join("file"));
 
     // The next daemon follows it, too.
-    unmount(mnt.to_str().unwrap());
+    drop(mounted);
     // Other tests copy the namespace in which it was mounted, for a moment.
     eventually("it restarts", || sandbox.ztier(&["restart", "vol"]).status == 0);
     assert!(follows(&sandbox));
-    ok(20, "mount", &[&device, mnt.to_str().unwrap()]);
+    let mounted = Mounted::new(&[&device], &mnt);
     let file = File::open(mnt.join("file")).unwrap();
     for _ in 0..2 {
         drop_pages(&file);
@@ -146,7 +134,6 @@ fn what_the_page_cache_drops_comes_back_without_the_drive() {
     }
     assert!(cache(&sandbox)["given_blocks"].as_u64().unwrap() > 0);
     drop(file);
-    unmount(mnt.to_str().unwrap());
     drop(mounted);
     let stats = cache(&sandbox);
     assert!(stats["damaged_copies"] == 0 && stats["backing_errors"] == 0, "{stats}");

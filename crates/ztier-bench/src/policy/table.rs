@@ -43,7 +43,7 @@ impl Keeps {
     fn rules(self) -> Rules {
         match self {
             Self::Requests => Rules::default(),
-            Self::Dropped => Rules::EXCLUSIVE,
+            Self::Dropped => Rules::default().exclusive(),
         }
     }
 }

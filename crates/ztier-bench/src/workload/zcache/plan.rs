@@ -193,21 +193,18 @@ impl Plan {
         self.systems.iter().copied().filter(wanted)
     }
 
-    /// Number of series.
+    /// Number of series, and of tasks with files.
     pub fn series(&self) -> usize {
         let with = |&kind: &Kind| self.turns(kind).len() * self.records_of(kind).len();
-        let nine: usize = self.data.iter().map(with).sum();
+        let (runs, small) = (self.runs as usize, self.small_records.len());
         let of = |section: &Section| match section {
-            Section::Nine => nine,
-            Section::Volumes | Section::Disk => 2 * self.small_records.len(),
-            Section::Sweep => {
-                (1 + self.limits.len() * self.swept().count()) * self.small_records.len()
-            }
-            Section::Files => 0,
+            Section::Nine => runs * self.data.iter().map(with).sum::<usize>(),
+            Section::Volumes | Section::Disk => runs * 2 * small,
+            Section::Sweep => runs * (1 + self.limits.len() * self.swept().count()) * small,
+            // A task has all its runs in a row.
+            Section::Files => super::files::TASKS * (1 + self.swept().count()),
         };
-        let files = self.sections.contains(&Section::Files);
-        let tasks = if files { super::files::TASKS * (1 + self.swept().count()) } else { 0 };
-        self.sections.iter().map(of).sum::<usize>() * self.runs as usize + tasks
+        self.sections.iter().map(of).sum()
     }
 
     /// The notes for the report.
