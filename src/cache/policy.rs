@@ -107,8 +107,8 @@ impl Rules {
     pub const S3_FIFO: Self =
         Self { probation_permille: 100, hits_to_main: 2, ghosts_permille: 900, ..Self::CLOCK };
 
-    /// The same below a page cache whose drops are followed. A copy there is asked for at most once,
-    /// and comes back with its hits: half of the probation suffices.
+    /// The same below a page cache whose drops are followed. A copy there is asked for at most
+    /// once, and comes back with its hits: half of the probation suffices.
     #[must_use]
     pub const fn exclusive(self) -> Self {
         Self { probation_permille: self.probation_permille / 2, ..self }
