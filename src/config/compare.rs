@@ -229,20 +229,21 @@ mod tests {
         Settings::parse(text, Path::new("x.toml")).unwrap()
     }
 
+    fn paths() -> Paths {
+        Paths { run: "/run/x".into(), config: "/etc/x".into(), state: "/var/x".into() }
+    }
+
     fn plan(text: &str) -> Plan {
-        let paths = Paths { run: "/run/x".into(), config: "/etc/x".into(), state: "/var/x".into() };
-        Plan::resolve("x", &settings(text), Kind::Nbd, &paths).unwrap()
+        Plan::resolve("x", &settings(text), Kind::Nbd, &paths()).unwrap()
     }
 
     fn keys(found: &[Difference]) -> Vec<&'static str> {
         found.iter().map(|difference| difference.key).collect()
     }
 
-    /// Another value than [`plan`] of a volume in memory has, for each key.
-    #[test]
-    fn each_key_is_compared() {
-        let plan = plan("size = \"64M\"");
-        let other = |key: &str| match key {
+    /// Another value of this key than [`plan`] of a volume in memory has.
+    fn other(key: &str) -> &'static str {
+        match key {
             "size" | "spill-daily" | "writeback-window" | "ram-min" | "ram-max" => "\"32M\"",
             "ram-limit" => "\"auto\"",
             "backing" | "log" | "spill" | "socket" | "mount" | "on-full" | "on-event" => {
@@ -259,13 +260,39 @@ mod tests {
             "nbd-listen" => "[\"10809\"]",
             "use" => "\"swap\"",
             _ => "77",
-        };
-        // No plan has these: files' modes and marks of drives are looked at when it is made, and
-        // `boot` before that.
+        }
+    }
+
+    /// The keys of a plan, which lacks some: files' modes and marks of drives are looked at when it
+    /// is made, and `boot` before that.
+    fn compared() -> impl Iterator<Item = &'static str> {
         let beside = ["allow-readable", "log-uuid", "backing-id", "boot"];
-        for key in KEYS.iter().map(|key| key.name).filter(|key| !beside.contains(key)) {
+        KEYS.iter().map(|key| key.name).filter(move |key| !beside.contains(key))
+    }
+
+    #[test]
+    fn each_key_is_compared() {
+        let plan = plan("size = \"64M\"");
+        for key in compared() {
             let asked = settings(&format!("{key} = {}", other(key)));
             assert_eq!(keys(&asked.differing(&plan).unwrap()), [key]);
+        }
+    }
+
+    /// `up --ensure` would end with 7 for ever with a key that no plan takes over.
+    #[test]
+    fn each_key_is_refused_or_taken_over() {
+        let slow = tempfile::NamedTempFile::new().unwrap();
+        slow.as_file().set_len(64 << 20).unwrap();
+        let cache = format!("backing = \"{}\"", slow.path().display());
+        for (base, given) in [("size = \"64M\"", "size"), (cache.as_str(), "backing")] {
+            for key in compared().filter(|&key| key != given) {
+                let text = format!("{base}\n{key} = {}", other(key));
+                let asked = settings(&text);
+                if let Ok(plan) = Plan::resolve("x", &asked, Kind::Nbd, &paths()) {
+                    assert_eq!(asked.differing(&plan).unwrap(), [], "{text}");
+                }
+            }
         }
     }
 

@@ -580,6 +580,7 @@ fn refuse_of_log(settings: &Settings) -> Result<()> {
         ("writeback", settings.writeback.is_some()),
         ("writeback-threshold", settings.writeback_threshold.is_some()),
         ("writeback-window", settings.writeback_window.is_some()),
+        ("writeback-idle", settings.writeback_idle.is_some()),
         ("commit-interval", settings.commit_interval.is_some()),
         ("max-unsent", settings.max_unsent.is_some()),
         ("sync-remote", settings.sync_remote == Some(true)),

@@ -189,7 +189,8 @@ flags {
     #[flag(value_name = "DEV", value_hint = ValueHint::AnyPath)]
     log = "log": PathBuf {
         "a block device or file; `none`", "",
-        "The fast drive for [changes](log.md); needs `backing`. `none`: a store without one."
+        "The fast drive for [changes](log.md); needs `backing`. `none`: a store without one; a \
+         store needs one of the two."
     }
     /// With a log: acknowledge each write only when it is durable
     #[flag(num_args = 0, default_missing_value = "true")]
@@ -234,7 +235,7 @@ flags {
     /// wait beyond them [default: 256M,30s]
     #[flag(value_name = "BYTES,SECONDS")]
     max_unsent = "max-unsent", live: Unsent {
-        "bytes, seconds, and `,wait`", "`256M,30s`",
+        "bytes from 8M, seconds from 1s, and `,wait`", "`256M,30s`",
         "What a store may lack of its log. With `,wait`, writers wait beyond it."
     }
     /// With a log: milliseconds without a change after which changes in memory are committed
@@ -262,7 +263,8 @@ flags {
         "what `size` takes if nothing shrinks (`size`, 6 % and some MiB), at most half of memory",
         "Limit on *all* memory: data, index, buffers. Beyond it writes fail with \"no space\". \
          With `backing`: limit on [copies](cache.md), by default 10 %, at least `1M`, or 0 for \
-         none; [a log's memory](log.md#memory) is on top. `auto`: it [adapts](limit.md)."
+         none; [a log's memory](log.md#memory) and, with a store, up to 128 MiB of waiting writes \
+         are on top. `auto`: it [adapts](limit.md)."
     }
     /// With --ram-limit auto: the lower bound [default: what the volume needs to work; with
     /// --backing 1%]
