@@ -141,6 +141,11 @@ impl Paths {
         self.config.join(format!("{name}.toml"))
     }
 
+    /// Where the credentials for the store of the volume `name` may be.
+    pub fn credentials(&self, name: &str) -> PathBuf {
+        self.config.join(format!("{name}.env"))
+    }
+
     /// The names with a file `NAME.END` in `dir`, for any of `ends`: each once, sorted.
     pub fn names_in(dir: &Path, ends: &[&str]) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(dir)

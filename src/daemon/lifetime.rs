@@ -2,7 +2,7 @@
 
 use super::event_hook::EventHook;
 use super::history::record;
-use super::making::{self, Made};
+use super::making::{self, Made, Origin};
 use super::memory_holder::MemoryHolder;
 use super::phase::{End, Ended};
 use super::presence::Presence;
@@ -91,12 +91,13 @@ pub fn run(
         return Err(already_up(paths, &plan.name));
     };
     signals::watch(events.clone())?;
-    let inherited = Inherited::find(&files, &plan.name)?;
+    let mut inherited = Inherited::find(&files, &plan.name)?;
     if follows && inherited.is_nothing() {
         state::clean(lock, &files)?;
         return Err(Error::not_found(format!("volume `{}` was taken down meanwhile", plan.name))
             .hint("bring it up with `ztier up`"));
     }
+    inherited.compare_store(&making::owner(&plan.name, paths))?;
     let goes_on = inherited.goes_on();
     let (plan, mut notes) = inherited.fit(plan);
     let removed = inherited.clean(&files, &plan)?;
@@ -205,9 +206,11 @@ impl Bringing<'_> {
             usage::refuse_place(usage)?;
         }
         let (restarts, compresses_percent) = (inherited.restarts(), inherited.compresses());
+        let after = inherited.session(&plan);
         let kept = inherited.into_memory(&plan);
+        let origin = Origin { paths, kept: &kept, after };
         let Made { volume, notes: said, unlocked, accepted } =
-            making::create(&plan, paths, &kept, self.progress)?;
+            making::create(&plan, &origin, self.progress)?;
         notes.extend(said);
         plan.made(accepted);
         plan.sector_bytes = Some(making::sector(&plan, &*volume)?);
@@ -228,6 +231,7 @@ impl Bringing<'_> {
             kept: true,
             restarts,
             compresses_percent,
+            session: volume.stats().object.map(|object| object.session),
             foreground: self.foreground,
             plan,
         };

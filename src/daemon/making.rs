@@ -32,20 +32,27 @@ impl Made {
     }
 }
 
+/// What a volume is made from, beside its plan.
+pub(super) struct Origin<'a> {
+    pub paths: &'a Paths,
+    pub kept: &'a Kept,
+    /// The session that must have had a volume in a store last; `None`: any.
+    pub after: Option<String>,
+}
+
 /// Makes the volume, with the memory that was kept of it.
 ///
 /// # Errors
 /// A drive is not what the plan says, or the machine refuses memory.
 pub(super) fn create(
     plan: &Plan,
-    paths: &Paths,
-    kept: &Kept,
+    origin: &Origin<'_>,
     progress: &dyn Fn(&str),
 ) -> Result<Made> {
     if plan.exclusive == Exclusive::On {
         evicted::available().map_err(|e| e.hint("give --exclusive auto, or see ztier doctor"))?;
     }
-    let mut made = create_anew(plan, paths, kept, progress)?;
+    let mut made = create_anew(plan, origin, progress)?;
     if let Some(memory) = made.volume.in_memory() {
         // The volume is usable without recompression.
         let recompress = memory.set_recompress(plan.recompress);
@@ -58,12 +65,13 @@ pub(super) fn create(
     Ok(made)
 }
 
-fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, progress: &dyn Fn(&str)) -> Result<Made> {
+fn create_anew(plan: &Plan, origin: &Origin<'_>, progress: &dyn Fn(&str)) -> Result<Made> {
+    let Origin { paths, kept, .. } = *origin;
     if let Some(log) = &plan.log {
-        return open_log(plan, log, paths, &kept.memory, progress);
+        return open_log(plan, log, origin, progress);
     }
     if let Some(place) = plan.backing.as_ref().filter(|place| device::is_store(place)) {
-        return in_store(plan, place, paths, &kept.memory, progress);
+        return in_store(plan, place, origin, progress);
     }
     if let Some(backing) = &plan.backing {
         let limits = (plan.ram_limit_bytes, machine::memory_bytes());
@@ -108,12 +116,13 @@ fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, progress: &dyn Fn(&str))
 }
 
 /// How to open the store of a volume.
-fn store_options(plan: &Plan, place: &Path, paths: &Paths) -> device::StoreOptions {
+fn store_options(plan: &Plan, place: &Path, origin: &Origin<'_>) -> device::StoreOptions {
     device::StoreOptions {
         place: place.to_owned(),
         size: plan.size_bytes,
-        owner: owner(&plan.name, paths),
+        owner: owner(&plan.name, origin.paths),
         force: plan.take_over,
+        after: origin.after.clone(),
         algorithm: plan.algorithm,
         waiting_max: plan::store_waiting_bytes() as usize,
     }
@@ -123,22 +132,21 @@ fn store_options(plan: &Plan, place: &Path, paths: &Paths) -> device::StoreOptio
 fn in_store(
     plan: &Plan,
     place: &Path,
-    paths: &Paths,
-    memory: &Memory,
+    origin: &Origin<'_>,
     progress: &dyn Fn(&str),
 ) -> Result<Made> {
-    let options = store_options(plan, place, paths);
+    let options = store_options(plan, place, origin);
     let limits = (plan.ram_limit_bytes, machine::memory_bytes());
     let opening = Opening::new(progress);
     let heard = |read| opening.objects(read);
-    let state = &paths.state;
+    let (memory, state) = (&origin.kept.memory, &origin.paths.state);
     let volume = device::PassthroughVolume::in_store(&options, memory, state, limits, &heard)?;
     Ok(Made::new(volume, Vec::new()))
 }
 
 /// The name of this daemon as an owner. While a daemon holds the volume's lock in this run
 /// directory since this boot, no other one has that name.
-fn owner(volume: &str, paths: &Paths) -> String {
+pub(super) fn owner(volume: &str, paths: &Paths) -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let host = rustix::system::uname();
     format!(
@@ -221,10 +229,10 @@ fn carries_swap(plan: &Plan) -> bool {
 fn open_log(
     plan: &Plan,
     log: &LogPlan,
-    paths: &Paths,
-    memory: &Memory,
+    origin: &Origin<'_>,
     progress: &dyn Fn(&str),
 ) -> Result<Made> {
+    let (paths, memory) = (origin.paths, &origin.kept.memory);
     let (drives, state) = ((log.log.clone(), log.backing.clone()), paths.state.clone());
     let pair = device::Pair {
         wipe: log.wipe,
@@ -253,7 +261,7 @@ fn open_log(
     let opening = Opening::new(progress);
     let steps = |step| opening.at(step);
     let device::Opened { volume, notes } = if plan.is_in_store() {
-        let store = store_options(plan, &log.backing, paths);
+        let store = store_options(plan, &log.backing, origin);
         pair.open_in_store(&store, options, memory, (&steps, &|read| opening.objects(read)))?
     } else {
         pair.open(options, memory, &steps)?

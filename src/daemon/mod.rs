@@ -9,6 +9,7 @@ mod answering;
 pub mod ballast;
 mod changing;
 mod companion;
+mod credentials;
 mod draining;
 mod event_hook;
 mod events;

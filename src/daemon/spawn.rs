@@ -4,6 +4,7 @@
 //! One socket pair, the child's standard input, carries the plan to the child, and the child's
 //! progress and answer back. The messages are like those of the control protocol.
 
+use super::credentials;
 use super::lifetime::{LOOKERS, Ready, run};
 use super::memory_holder::Kept;
 use super::phase::End;
@@ -29,6 +30,8 @@ use std::time::{Duration, Instant};
 
 /// How long a daemon may take until its device is usable, or until its next progress report.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// The same of a volume in a store: a request of a store may take a minute.
+const PATIENCE_WITH_STORE: Duration = Duration::from_secs(90);
 /// How long a late daemon may take to end.
 const PATIENCE_TO_END: Duration = Duration::from_secs(5);
 
@@ -110,7 +113,8 @@ impl<'a> Starting<'a> {
     /// The daemon's own error; or it died or was late: then it was ended, and its leftovers were
     /// removed.
     pub fn finish(mut self, progress: &dyn Fn(&str)) -> Result<Ready> {
-        match listen(&mut self.ours, progress, self.patience + PATIENCE).map(Reply::into_result) {
+        let most = if self.plan.is_in_store() { PATIENCE_WITH_STORE } else { PATIENCE };
+        match listen(&mut self.ours, progress, self.patience + most).map(Reply::into_result) {
             Ok(Ok(ready)) => {
                 self.child = None;
                 serde_json::from_str(ready.get())
@@ -288,7 +292,15 @@ pub fn follow(end: End, name: &str) -> Result<()> {
         return Ok(());
     }
     crate::export::nbd::hand_on()?;
-    let error = Command::new(installed()).arg0(shown_as()).args(["daemon", name, "--again"]).exec();
+    let mut next = Command::new(installed());
+    next.arg0(shown_as()).args(["daemon", name, "--again"]);
+    for (name, value) in credentials::read(&Paths::of_this_user()?.credentials(name)) {
+        match value {
+            Some(value) => next.env(name, value),
+            None => next.env_remove(name),
+        };
+    }
+    let error = next.exec();
     Err(error).context(format!("cannot start the next daemon of volume `{name}`"))
 }
 

@@ -48,6 +48,9 @@ pub struct State {
     /// memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compresses_percent: Option<u64>,
+    /// The daemon's session with the volume's store, if it is in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
     /// Whether a supervisor watches this process: then the daemon replaces itself by `exec`.
     #[serde(default)]
     pub foreground: bool,
@@ -333,7 +336,7 @@ pub(super) fn clean_leftovers(
     remove_leftovers(files, which, false)
 }
 
-fn remove_leftovers(
+pub(super) fn remove_leftovers(
     files: &VolumeFiles,
     which: impl Fn(&Leftover) -> bool,
     force: bool,

@@ -4,13 +4,14 @@
 //! those of the earlier daemon, all others come from the present plan. Otherwise all leftovers are
 //! removed.
 //!
-//! Invariant: kept memory is never given up here; only `ztier down NAME --discard` does that.
+//! Invariants: kept memory is never given up here; only `ztier down NAME --discard` does that. A
+//! device that waited goes on only over what its users saw last.
 
 use super::memory_holder::{Kept, Manifest};
 use super::state::{self, State};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Bounds, Plan, Usage, machine, size};
-use crate::device::{MEMORY_LAYOUT, ram_limit_max_of};
+use crate::device::{LastSession, MEMORY_LAYOUT, last_session, ram_limit_max_of};
 use crate::error::{Context, Error, Result};
 use crate::export::Leftover;
 use crate::media::Memory;
@@ -20,6 +21,8 @@ use crate::remedy;
 pub(super) struct Inherited {
     kept: Option<Kept>,
     state: Option<State>,
+    /// Why a device that waits can't go on.
+    stale: Option<String>,
 }
 
 impl Inherited {
@@ -29,7 +32,9 @@ impl Inherited {
     /// Memory was kept that this program can't take over.
     pub fn find(files: &VolumeFiles, name: &str) -> Result<Self> {
         let kept = Kept::find(&files.keep)?;
-        let Some(found) = &kept else { return Ok(Self { kept, state: State::read(files)? }) };
+        let Some(found) = &kept else {
+            return Ok(Self { kept, state: State::read(files)?, stale: None });
+        };
         let refuse = |why: String| {
             Err(Error::would_lose(format!("the memory that was kept for volume `{name}` {why}"))
                 .hint(remedy::KEPT_IN_VAIN.of(name)))
@@ -46,10 +51,39 @@ impl Inherited {
             return refuse(format!("is that of volume `{volume}`"));
         }
         match State::read(files) {
-            Ok(Some(state)) => Ok(Self { kept, state: Some(state) }),
+            Ok(Some(state)) => Ok(Self { kept, state: Some(state), stale: None }),
             Ok(None) => refuse(format!("has no {} beside it", files.state.display())),
             Err(e) => refuse(format!("can't be used: {e}")),
         }
+    }
+
+    /// Looks whether the store of a volume in one has what the users of a device that waits saw
+    /// last: not if another owner has had the volume since, and not if writes that had not come
+    /// there yet were in the daemon's memory alone, without a log. `owner`: the name of this one.
+    ///
+    /// # Errors
+    /// The store can't be read.
+    pub fn compare_store(&mut self, owner: &str) -> Result<()> {
+        let Some(state) = self.state.as_ref().filter(|state| {
+            state.plan.is_in_store() && state.leftovers.iter().any(Leftover::waits)
+        }) else {
+            return Ok(());
+        };
+        let place = state.plan.backing_store();
+        let Some(last) = place.map(last_session).transpose()?.flatten() else { return Ok(()) };
+        let is_ours = match &state.session {
+            Some(session) => *session == last.session,
+            // Earlier versions did not note it.
+            None => last.owner == owner,
+        };
+        self.stale = why_stale(&last, is_ours, state.plan.log.is_some());
+        Ok(())
+    }
+
+    /// The session that must have had the volume last, for a device that goes on.
+    pub fn session(&self, plan: &Plan) -> Option<String> {
+        let state = self.state.as_ref().filter(|_| !self.taken_up(plan).is_empty());
+        state.and_then(|state| state.session.clone())
     }
 
     /// Whether there was no earlier daemon, or it took its volume down.
@@ -87,7 +121,9 @@ impl Inherited {
         }
         notes.push(format!("{name} goes on with what it held when its last daemon ended"));
         let was = &before.plan;
-        if self.taken_up(&plan).is_empty() {
+        if let Some(why) = &self.stale {
+            notes.push(format!("the device that waited is gone: {why}; open or mount it again"));
+        } else if self.taken_up(&plan).is_empty() {
             let kind = was.export.kind();
             notes.push(format!("a device by {kind} can't wait: open or mount it again"));
         }
@@ -167,13 +203,16 @@ impl Inherited {
     /// A leftover is held or can't be removed.
     pub fn clean(&self, files: &VolumeFiles, plan: &Plan) -> Result<Vec<String>> {
         let again = self.taken_up(plan);
-        let removed = state::clean_leftovers(files, |leftover| !again.contains(leftover));
+        // Its users get errors, and know that they have to begin anew.
+        let force = self.stale.is_some();
+        let removed = state::remove_leftovers(files, |left| !again.contains(left), force);
         removed.context("an earlier daemon of this volume left something behind")
     }
 
     /// The leftovers that the export of `plan` takes over: devices that wait for their daemon.
     pub fn taken_up(&self, plan: &Plan) -> Vec<Leftover> {
-        let Some(state) = self.state.as_ref().filter(|_| self.goes_on()) else { return vec![] };
+        let goes_on = self.goes_on() && self.stale.is_none();
+        let Some(state) = self.state.as_ref().filter(|_| goes_on) else { return vec![] };
         if state.plan.export.kind() != plan.export.kind() {
             return vec![];
         }
@@ -194,5 +233,33 @@ impl Inherited {
             };
             Kept::fresh(manifest, memory)
         })
+    }
+}
+
+/// Why a device that waits can't go on over a store whose volume was owned like this last.
+fn why_stale(last: &LastSession, is_ours: bool, logs: bool) -> Option<String> {
+    if !is_ours {
+        return Some(format!("{} has had the volume since", last.owner));
+    }
+    let lacks = !logs && !last.ended;
+    lacks.then(|| "its daemon died with writes that the store may lack".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_goes_on_only_over_what_its_users_saw_last() {
+        let last = |ended| LastSession { session: String::new(), owner: "other".into(), ended };
+        for (ended, is_ours, logs, expected) in [
+            (true, true, false, None),
+            (false, true, true, None),
+            (false, true, false, Some("its daemon died with writes that the store may lack")),
+            (true, false, false, Some("other has had the volume since")),
+            (true, false, true, Some("other has had the volume since")),
+        ] {
+            assert_eq!(why_stale(&last(ended), is_ours, logs).as_deref(), expected);
+        }
     }
 }

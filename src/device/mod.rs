@@ -47,7 +47,9 @@ pub use fitting::cannot_use;
 pub use forgetting::{Known, forget, known};
 pub use logged::{LogOptions, LogVolume};
 pub use marks::Marks;
-pub use object_setup::{StoreOptions, is_store, probe_store, store_size};
+pub use object_setup::{
+    LastSession, StoreOptions, is_store, last_session, probe_store, store_size,
+};
 pub use pair::Pair;
 pub use passthrough::PassthroughVolume;
 pub(crate) use precedence::come_first;

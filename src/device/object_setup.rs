@@ -26,6 +26,8 @@ pub struct StoreOptions {
     pub owner: String,
     /// Take it from an owner that may be alive.
     pub force: bool,
+    /// The session that must have had the volume last; `None`: any.
+    pub after: Option<String>,
     /// How blocks are compressed.
     pub algorithm: Algorithm,
     /// Most bytes of writes that the store has not got yet; as much again while they are sent.
@@ -62,6 +64,30 @@ fn in_bucket(_: &str) -> Result<Arc<dyn Store>> {
 /// The store can't be read, or holds something else.
 pub fn store_size(place: &Path) -> Result<Option<u64>> {
     Ok(object::root(&*store(place)?)?.map(|root| root.size))
+}
+
+/// The last time that a volume in a store had an owner.
+#[derive(Clone, Debug)]
+pub struct LastSession {
+    /// Its number, as `ztier status --json` has it.
+    pub session: String,
+    /// The owner's name.
+    pub owner: String,
+    /// Whether it ended in order: all that was acknowledged is in the store.
+    pub ended: bool,
+}
+
+/// What the store at `place` says of its volume's last owner; `None` if it has no volume.
+///
+/// # Errors
+/// The store can't be read, or holds something else.
+pub fn last_session(place: &Path) -> Result<Option<LastSession>> {
+    let root = object::root(&*store(place)?)?;
+    Ok(root.map(|root| LastSession {
+        session: object::session_name(&root.session),
+        owner: root.owner,
+        ended: root.ended,
+    }))
 }
 
 /// Shows whether the store at `place` keeps what a volume needs of it, by racing writers.
@@ -104,7 +130,8 @@ pub(super) fn open(
 ) -> Result<Arc<ObjectDrive>> {
     let StoreOptions { place, size, owner, force, .. } = options;
     let store = Arc::new(Counted::new(store(place)?));
-    let wanted = object::Wanted { owner, size: Some(*size), force: *force };
+    let after = options.after.as_deref();
+    let wanted = object::Wanted { owner, size: Some(*size), force: *force, after };
     let opened = object::open(&*store, &wanted, approve, progress)?;
     ObjectDrive::over(store, opened, owner, (options.algorithm, options.waiting_max))
 }

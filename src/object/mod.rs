@@ -50,7 +50,7 @@ pub use format::{
 };
 pub use issuer::{Issuer, Taken, judge};
 pub use mark::Mark;
-pub use opening::{Newest, Opened, VolumeFound, Wanted, open, root};
+pub use opening::{Newest, Opened, VolumeFound, Wanted, open, root, session_name};
 pub use pieces::{PieceReader, PieceWriter, key as piece_key};
 pub use probe::probe;
 pub use root::{Checkpoint, Root};

@@ -6,7 +6,7 @@
 use super::Mark;
 use super::ahead::Ahead;
 use super::contents::{Adopted, Contents};
-use super::format::{Damage, Identity, Seed, fence};
+use super::format::{Damage, Identity, Seed, Session, fence};
 use super::probe::probe;
 use super::restoring::restore;
 use super::root::{OWNER_MAX, Root};
@@ -16,6 +16,7 @@ use super::window_end::WindowEnd;
 use crate::error::{Error, Result};
 use crate::remedy;
 use rustix::rand::{GetRandomFlags, getrandom};
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// How long a store that fails is asked again.
@@ -33,6 +34,8 @@ pub struct Wanted<'a> {
     pub size: Option<u64>,
     /// Take it from an owner that may be alive.
     pub force: bool,
+    /// The session that must have had the volume last, as [`session_name`]; `None`: any.
+    pub after: Option<&'a str>,
 }
 
 /// A volume that is owned.
@@ -61,6 +64,11 @@ pub struct Newest {
     pub check: u32,
     /// What the log that made it said; `None`: it was made without a log.
     pub mark: Option<Mark>,
+}
+
+/// A session, as users and files see it.
+pub fn session_name(session: &Session) -> String {
+    session.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A number that no other has.
@@ -144,7 +152,7 @@ pub fn open(
     let approve = |newest: Option<Newest>| {
         approve(&VolumeFound { volume: found.volume, size: found.size, newest })
     };
-    let opened = take_over(store, &found.volume, wanted.owner, (&approve, progress))?;
+    let opened = take_over(store, &found, wanted, (&approve, progress))?;
     // The next daemon looks at its age; a sign that is missing only makes the owner look dead.
     let _ = store.put(BEAT, wanted.owner.as_bytes());
     Ok(opened)
@@ -175,23 +183,46 @@ fn vanished(store: &dyn Store) -> Error {
         .hint("does another program delete from it?")
 }
 
+impl Wanted<'_> {
+    /// Whether the owner of this root has to be asked before the volume is taken from it.
+    fn respects(&self, root: &Root) -> bool {
+        let name = &self.owner[..self.owner.floor_char_boundary(OWNER_MAX)];
+        !self.force && !root.ended && root.owner != name
+    }
+}
+
 /// Refuses a volume whose owner has given a sign lately.
 fn refuse_alive(store: &dyn Store, root: &Root, wanted: &Wanted<'_>) -> Result<()> {
-    let name = &wanted.owner[..wanted.owner.floor_char_boundary(OWNER_MAX)];
-    if wanted.force || root.ended || root.owner == name {
+    if !wanted.respects(root) {
         return Ok(());
     }
     match patiently(|| store.age(BEAT)) {
-        Ok(age) if age < ALIVE => Err(Error::busy(format!(
-            "the volume in {} is in use by {}, alive {} s ago",
-            store.place(),
-            root.owner,
-            age.as_secs()
-        ))
-        .hint(remedy::OBJECT_IN_USE)),
+        Ok(age) if age < ALIVE => {
+            Err(in_use(store, root, &format!("alive {} s ago", age.as_secs())))
+        }
         Ok(_) | Err(Failure::Missing) => Ok(()),
         Err(failure) => Err(Error::failure(failure.to_string())),
     }
+}
+
+/// Refuses a volume that has another root `now` than it may have: another host has taken it over
+/// since it was `found`, whose first sign of life comes after that; or has had it.
+fn refuse_changed(store: &dyn Store, found: &Root, now: &Root, wanted: &Wanted<'_>) -> Result<()> {
+    if now.session != found.session && wanted.respects(now) {
+        return Err(in_use(store, now, "which took it over just now"));
+    }
+    match wanted.after {
+        Some(after) if after != session_name(&now.session) => {
+            let text = format!("the volume in {} changed hands just now", store.place());
+            Err(Error::busy(text).hint("try again"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn in_use(store: &dyn Store, root: &Root, since: &str) -> Error {
+    let text = format!("the volume in {} is in use by {}, {since}", store.place(), root.owner);
+    Error::busy(text).hint(remedy::OBJECT_IN_USE)
 }
 
 /// Whether a volume with this newest window may be taken over.
@@ -199,12 +230,17 @@ type Approve<'a> = dyn Fn(Option<Newest>) -> Result<()> + 'a;
 
 fn take_over(
     store: &dyn Store,
-    volume: &Identity,
-    owner: &str,
+    found: &Root,
+    wanted: &Wanted<'_>,
     (approve, progress): (&Approve<'_>, &dyn Fn(u64)),
 ) -> Result<Opened> {
-    let mut machine = TakeOver::new(unique()?, owner.to_owned());
-    let (mut adopted, mut read) = (Adopted::default(), 0);
+    let volume = &found.volume;
+    let mut machine = TakeOver::new(unique()?, wanted.owner.to_owned());
+    let (mut adopted, read) = (Adopted::default(), Cell::new(0));
+    let heard = || {
+        read.set(read.get() + 1);
+        progress(read.get());
+    };
     let mut ahead = Ahead::new(store, volume);
     let (mut failing, mut approved): (Option<Instant>, _) = (None, None);
     loop {
@@ -216,13 +252,20 @@ fn take_over(
             approve(end.map(|end| newest(store, volume, end)).transpose()?)?;
             approved = Some(slot);
         }
-        let answer = answer(store, volume, (&machine, &mut ahead), &mut adopted);
+        let answer = answer(store, volume, (&machine, &mut ahead), (&mut adopted, &heard));
+        if let Answer::Root(Ok((now, _))) = &answer
+            && now.session != machine.session()
+        {
+            refuse_changed(store, found, now, wanted)?;
+        }
+        let fenced = matches!(answer, Answer::Created(_));
         match machine.hear(answer) {
+            // Whether the fence is there, the next answer says.
+            Step::Next if fenced => continue,
             Step::Next => {}
             Step::Adopt(slot, object) => {
                 adopted.adopt(slot, object);
-                read += 1;
-                progress(read);
+                heard();
             }
             Step::Again => {
                 adopted = Adopted::default();
@@ -263,12 +306,12 @@ fn answer(
     store: &dyn Store,
     volume: &Identity,
     (machine, ahead): (&TakeOver, &mut Ahead<'_>),
-    adopted: &mut Adopted,
+    (adopted, heard): (&mut Adopted, &dyn Fn()),
 ) -> Answer {
     match machine.ask() {
         Ask::Root => Answer::Root(root_of(store, volume)),
         Ask::Checkpoint(checkpoint) => {
-            let restored = restore(store, volume, checkpoint);
+            let restored = restore(store, volume, checkpoint, heard);
             Answer::Checkpoint(
                 restored.map(|contents| contents.map(|contents| adopted.contents = contents)),
             )

@@ -16,7 +16,8 @@ const AT_ONCE: u32 = 8;
 /// A piece, or why it was not read.
 type Read = Result<Vec<u8>, Failure>;
 
-/// The contents that `checkpoint`, which a root of `volume` names, has.
+/// The contents that `checkpoint`, which a root of `volume` names, has. `heard` is called for each
+/// piece.
 ///
 /// # Errors
 /// The store fails; or, inside, a piece is none of it.
@@ -24,6 +25,7 @@ pub fn restore(
     store: &dyn Store,
     volume: &Identity,
     checkpoint: Checkpoint,
+    heard: &dyn Fn(),
 ) -> Result<Result<Contents, Damage>, Failure> {
     let mut reader = PieceReader::new(*volume, checkpoint);
     let read = |number| store.get(&key(checkpoint.generation, number)).map(|found| found.0);
@@ -34,6 +36,7 @@ pub fn restore(
             // A system that gives no thread has this one.
             let piece = threads[(number % AT_ONCE) as usize].recv();
             let content = piece.unwrap_or_else(|_| read(number))?;
+            heard();
             if let Err(damage) = reader.take(&content) {
                 return Ok(Err(damage));
             }

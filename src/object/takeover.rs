@@ -106,13 +106,23 @@ pub struct TakeOver {
     in_force: Option<Session>,
     /// A checkpoint that can't be read.
     unreadable: Option<Checkpoint>,
+    /// How the fence failed, until it is known whether it is there.
+    unmade: Option<Failure>,
 }
 
 impl TakeOver {
     /// Of a session that is new, whose owner is called `owner`.
     pub fn new(session: Session, owner: String) -> Self {
-        let (state, root) = (State::Begin, None);
-        Self { session, owner, state, root, slot: 0, in_force: None, unreadable: None }
+        Self {
+            session,
+            owner,
+            state: State::Begin,
+            root: None,
+            slot: 0,
+            in_force: None,
+            unreadable: None,
+            unmade: None,
+        }
     }
 
     /// The session.
@@ -184,6 +194,7 @@ impl TakeOver {
                 if made == Err(Failure::Exists) && on(Bug::TryNextSlot) {
                     (self.slot, self.state) = (self.slot + 1, State::Fence);
                 }
+                self.unmade = made.err();
                 Step::Next
             }
             (State::Look, Answer::Object(found)) => self.look(found),
@@ -249,6 +260,11 @@ impl TakeOver {
                 Step::Next
             }
             Err(Failure::Other(trouble)) => Step::Failed(Failure::Other(trouble)),
+            // Not made, or removed.
+            Err(Failure::Missing) => {
+                self.state = State::Fence;
+                Step::Failed(self.unmade.take().unwrap_or(Failure::Missing))
+            }
             // Another object was first.
             found => {
                 self.state = State::Walk;

@@ -9,7 +9,7 @@ use super::counted::Counted;
 use super::format::{Identity, OFFSET_BITS, Object, Part, Seed, Session, check_of};
 use super::index::place;
 use super::issuer::{Taken, judge};
-use super::opening::{Opened, root_of};
+use super::opening::{Opened, root_of, session_name};
 use super::root::Root;
 use super::state::State;
 use super::store::{BEAT, Failure, ROOT, Store, Trouble, slot};
@@ -35,6 +35,8 @@ const BEATS: Duration = Duration::from_secs(10);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(5));
 /// Longest wait before a look at what has changed.
 const LOOK: Duration = Duration::from_millis(500);
+/// A part that is sent in less time leaves room for others beside it.
+const FAST: Duration = Duration::from_secs(10);
 
 /// See the module.
 pub struct Shared {
@@ -54,6 +56,10 @@ pub struct Shared {
     stop: AtomicBool,
     /// Notified, with the state, when the drive stops.
     ended: Condvar,
+    /// Whether a part was not sent in time: on a line that slow, parts are sent one at a time.
+    slow: AtomicBool,
+    /// Held while a part is sent over a slow line.
+    alone: Mutex<()>,
     /// Whether there is a successor.
     over: AtomicBool,
     /// The [`place`] of a payload that is damaged; 0: none, a head is there.
@@ -95,6 +101,8 @@ impl Shared {
             changed: Condvar::new(),
             stop: AtomicBool::new(false),
             ended: Condvar::new(),
+            slow: AtomicBool::new(false),
+            alone: Mutex::default(),
             over: AtomicBool::new(false),
             damaged: AtomicU64::new(0),
         }
@@ -209,7 +217,7 @@ impl Shared {
         ObjectStats {
             place: self.store.place(),
             owner: self.owner.clone(),
-            session: self.session.iter().map(|byte| format!("{byte:02x}")).collect(),
+            session: session_name(&self.session),
             successor: state.successor.clone(),
             trouble: state.failing.as_ref().map(|(trouble, _)| trouble.text.clone()),
             damaged_object: Some(damaged >> OFFSET_BITS).filter(|_| damaged != 0).map(slot),
@@ -274,7 +282,7 @@ impl Shared {
     fn send(&self, job: Job) {
         let mut pause = PAUSES.0;
         while !self.stops() {
-            let done = match self.store.create_large(&slot(job.slot), &job.content) {
+            let done = match self.create(&job) {
                 Ok(()) => Ok(true),
                 Err(Failure::Exists) => self.is_ours(&job),
                 Err(failure) => Err(failure),
@@ -288,6 +296,25 @@ impl Shared {
             std::thread::sleep(pause);
             pause = (pause * 2).min(PAUSES.1);
         }
+    }
+
+    /// Makes the object of a part. Several at once share the line, and on a slow one none of them
+    /// would end in time.
+    fn create(&self, job: &Job) -> Result<(), Failure> {
+        let slow = self.slow.load(Ordering::Relaxed);
+        let _alone = slow.then(|| self.alone.lock());
+        let began = Instant::now();
+        let done = self.store.create_large(&slot(job.slot), &job.content);
+        match &done {
+            Err(Failure::Other(trouble))
+                if trouble.errno == rustix::io::Errno::TIMEDOUT.raw_os_error() =>
+            {
+                self.slow.store(true, Ordering::Relaxed);
+            }
+            Ok(()) if slow && began.elapsed() < FAST => self.slow.store(false, Ordering::Relaxed),
+            _ => {}
+        }
+        done
     }
 
     /// Whether the object in the slot of `job` is that of `job`. If it is another's, this owner has

@@ -18,5 +18,6 @@ mod moments;
 mod recompress;
 mod spill;
 mod stored_model;
+mod stored_opening;
 mod stress;
 mod takeover;

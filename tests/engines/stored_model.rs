@@ -190,7 +190,7 @@ fn fill(seed: u8, block: usize, out: &mut [u8]) {
 
 fn owner(store: &Arc<Flaky>) -> Arc<ObjectDrive> {
     let store = Arc::new(Counted::new(Arc::clone(store) as Arc<dyn Store>));
-    let wanted = Wanted { owner: "v", size: Some(SIZE), force: false };
+    let wanted = Wanted { owner: "v", size: Some(SIZE), force: false, after: None };
     let opened = open(&*store, &wanted, &|_| Ok(()), &|_| {}).unwrap();
     ObjectDrive::over(store, opened, "v", (Algorithm::Lz4, 64 << 10)).unwrap()
 }

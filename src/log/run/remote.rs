@@ -21,10 +21,12 @@ impl Logged {
         self.flush()?;
         let end = {
             let mut core = self.core();
-            if core.is_clean() || core.is_failed() {
+            if core.is_clean() || core.is_through() {
                 return Ok(());
             }
-            core.finish_segment();
+            if !core.is_failed() {
+                core.finish_segment();
+            }
             core.end()
         };
         self.remote().raise(end);
@@ -34,7 +36,7 @@ impl Logged {
             let seen = self.events.seen();
             {
                 let core = self.core();
-                // Of a failed log the rescue brings all, and `flush` has waited for that.
+                // Of a failed log the rescue brings all; it may have failed since `flush`.
                 if core.brought() >= end || core.is_clean() || core.is_through() {
                     return Ok(());
                 }

@@ -52,7 +52,9 @@ pub enum Asked {
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
     /// Whether the request was sent: before that, credentials are fetched.
-    sent: bool,
+    pub sent: bool,
+    /// Whether an earlier request was sent: then there are credentials, and only fresh ones lack.
+    pub was_sent: bool,
     /// The HTTP status.
     status: Option<u16>,
     /// The word of an error, like `NoSuchKey`.
@@ -210,6 +212,10 @@ impl Answer {
         let is_late = error.is_none() || http.is_some_and(|e| e.kind() == HttpErrorKind::Timeout);
         if !self.sent {
             let why = if is_late { ": no answer in time" } else { "" };
+            if self.was_sent {
+                let errno = if is_late { Errno::TIMEDOUT } else { Errno::IO };
+                return (errno, format!("no fresh credentials{why}"));
+            }
             let advice =
                 "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role";
             return (Errno::ACCESS, format!("no credentials{why} ({advice})"));
@@ -233,7 +239,8 @@ mod tests {
     use super::*;
 
     fn refused(asked: Asked, status: u16, word: &str) -> Failure {
-        let answer = Answer { sent: true, status: Some(status), word: word.into(), date: None };
+        let (sent, word) = (true, word.into());
+        let answer = Answer { sent, status: Some(status), word, ..Answer::default() };
         answer.failure(asked, "s3://b/p/k", None)
     }
 
@@ -275,6 +282,12 @@ mod tests {
         }
         let failure = Answer::default().failure(Asked::Read, "s3://b/p/k", None);
         assert!(failure.to_string().contains("no credentials"), "{failure}");
+        // A fetch of fresh ones that fails may succeed the next time.
+        let later = Answer { was_sent: true, ..Answer::default() };
+        match later.failure(Asked::Read, "s3://b/p/k", None) {
+            Failure::Other(trouble) => assert!(!trouble.lasts(), "{trouble}"),
+            failure => panic!("{failure:?}"),
+        }
     }
 
     #[test]

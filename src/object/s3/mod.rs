@@ -22,6 +22,7 @@ use object_store::{
 };
 use rustix::io::Errno;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -44,6 +45,8 @@ pub struct S3 {
     prefix: String,
     client: AmazonS3,
     runtime: &'static Runtime,
+    /// Whether a request was ever sent.
+    was_sent: AtomicBool,
     /// When all requests must have ended, if the store is hurried.
     end: watch::Sender<Option<tokio::time::Instant>>,
 }
@@ -83,8 +86,9 @@ impl S3 {
     pub fn open(place: &str) -> Checked<Self> {
         let (bucket, prefix) = parse(place)?;
         let (client, runtime) = (client::make(bucket)?, client::runtime()?);
-        let end = watch::Sender::new(None);
-        Ok(Self { bucket: bucket.into(), prefix: prefix.into(), client, runtime, end })
+        let (was_sent, end) = (AtomicBool::default(), watch::Sender::new(None));
+        let (bucket, prefix) = (bucket.into(), prefix.into());
+        Ok(Self { bucket, prefix, client, runtime, was_sent, end })
     }
 
     fn path(&self, key: &str) -> Path {
@@ -107,7 +111,8 @@ impl S3 {
                 () = self.ended() => None,
             }
         });
-        let answer = heard.take();
+        let mut answer = heard.take();
+        answer.was_sent = self.was_sent.fetch_or(answer.sent, Ordering::Relaxed);
         let error = match answered {
             Some(Ok(done)) => return Ok((done, answer)),
             Some(Err(e)) => Some(e),

@@ -44,6 +44,7 @@ fn what_is_in_the_way_is_named_and_nothing_changes() {
         nothing_left(&machine);
 
         a_partition_is_as_good(&machine);
+        a_device_over_a_store_goes_on_only_over_what_it_had(&machine);
 
         // A process that waits for a device that no daemon will serve again gets an error.
         ok(&machine, "ztier up u --size 64M --export ublk");
@@ -89,6 +90,42 @@ fn a_partition_is_as_good(machine: &Machine) {
     ok(machine, "ztier restart u && sync && echo 3 >/proc/sys/vm/drop_caches");
     assert_eq!(ok(machine, "cat /mnt/a"), "kept\n");
     ok(machine, "umount /mnt && ztier down u --discard");
+    nothing_left(machine);
+}
+
+/// What acknowledged writes were lost with a daemon, or whatever another host has written, shows as
+/// errors to users of the device of before, and never as other content.
+fn a_device_over_a_store_goes_on_only_over_what_it_had(machine: &Machine) {
+    let up = |log: &str| {
+        format!("ztier up u --backing file:///srv/u --size 64M --export ublk --log {log}")
+    };
+    let begin = format!(
+        "mkdir -p /srv && {} && mkfs.ext4 -q /dev/ztier/u && mount /dev/ztier/u /mnt && \
+         echo kept >/mnt/a && sync",
+        up("none")
+    );
+    ok(machine, &begin);
+    // In order, the device stays.
+    ok(machine, "ztier restart u && echo more >/mnt/b && sync");
+    ok(machine, KILL);
+    assert!(ok(machine, "ztier restart u").contains("writes that the store may lack"));
+    refused(machine, "echo 3 >/proc/sys/vm/drop_caches; echo new >/mnt/c && sync /mnt/c", "");
+    let again = "umount /mnt && mount /dev/ztier/u /mnt && cat /mnt/a /mnt/b && umount /mnt";
+    assert_eq!(ok(machine, again), "kept\nmore\n");
+    ok(machine, "ztier down u");
+    nothing_left(machine);
+
+    // Behind a log nothing is lost; but another host may have had the volume.
+    ok(machine, &format!("{} --log-size 32M && mount /dev/ztier/u /mnt", up("/srv/log")));
+    ok(machine, KILL);
+    ok(machine, "ztier restart u && echo logged >/mnt/a && sync && ztier drain u");
+    ok(machine, KILL);
+    let other = "export ZTIER_RUN_DIR=/tmp/other ZTIER_STATE_DIR=/tmp/state; \
+                 ztier up u --backing file:///srv/u --log none --export nbd --force && ztier down u";
+    ok(machine, other);
+    assert!(ok(machine, "ztier restart u").contains("has had the volume since"));
+    assert_eq!(ok(machine, "umount /mnt && mount /dev/ztier/u /mnt && cat /mnt/a"), "logged\n");
+    ok(machine, "umount /mnt && ztier down u --drain && rm -r /srv /tmp/other /tmp/state");
     nothing_left(machine);
 }
 
