@@ -1,7 +1,7 @@
 //! The credentials of a volume's store that the service has: `/etc/ztier/NAME.env`.
 //!
-//! The service manager reads the file when it starts the daemon. A daemon that replaces itself reads
-//! it again, so that `ztier restart` takes new credentials. Only variables `AWS_…` count.
+//! The service manager reads the file when it starts the daemon. A daemon that replaces itself
+//! reads it again, so that `ztier restart` takes new credentials. Only variables `AWS_…` count.
 
 use std::fs;
 use std::path::Path;

@@ -99,8 +99,9 @@ fn a_fence_is_tried_again_for_a_while() {
     opened(&Directory::open(dir.path()).unwrap(), "v", false).map(drop).unwrap();
     let left = AtomicU64::new(5);
     let store = Hooked::new(dir.path(), |key| {
+        let count = |n: u64| n.checked_sub(1);
         let fails = key.starts_with("chain/")
-            && left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok();
+            && left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).is_ok();
         if fails { Err(failure(28, "no space")) } else { Ok(()) }
     });
     opened(&store, "v", false).map(drop).unwrap();

@@ -121,7 +121,8 @@ fn a_device_over_a_store_goes_on_only_over_what_it_had(machine: &Machine) {
     ok(machine, "ztier restart u && echo logged >/mnt/a && sync && ztier drain u");
     ok(machine, KILL);
     let other = "export ZTIER_RUN_DIR=/tmp/other ZTIER_STATE_DIR=/tmp/state; \
-                 ztier up u --backing file:///srv/u --log none --export nbd --force && ztier down u";
+                 ztier up u --backing file:///srv/u --log none --export nbd --force && \
+                 ztier down u";
     ok(machine, other);
     assert!(ok(machine, "ztier restart u").contains("has had the volume since"));
     assert_eq!(ok(machine, "umount /mnt && mount /dev/ztier/u /mnt && cat /mnt/a"), "logged\n");
