@@ -56,6 +56,9 @@ pub struct Down {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Standard output belongs to another command's result.
+    #[arg(skip)]
+    quiet: bool,
 }
 
 impl Down {
@@ -97,8 +100,13 @@ impl Down {
 
     /// Prints what was done: `removed` of what a dead daemon had left, or how the volume ended.
     fn print(&self, text: &str, removed: &[String], ended: &Ended) -> Result<()> {
+        let line = format!("{}{text}", self.name());
+        if self.quiet {
+            output::remark(&line);
+            return Ok(());
+        }
         if !self.json {
-            return output::print(&format!("{}{text}\n", self.name()));
+            return output::print(&format!("{line}\n"));
         }
         output::json(&json!({
             "name": self.name(),
@@ -250,13 +258,14 @@ impl Down {
     }
 
     /// The command for a volume that is forgotten afterwards. Its log is drained, if it has one.
-    pub(super) fn to_forget(name: &str, discard: bool, has_log: bool) -> Self {
-        Self::of(name, (discard, has_log && !discard, false))
+    /// If `quiet`, it prints nothing to standard output.
+    pub(super) fn to_forget(name: &str, discard: bool, has_log: bool, quiet: bool) -> Self {
+        Self { quiet, ..Self::of(name, (discard, has_log && !discard, false)) }
     }
 
     fn of(name: &str, (discard, drain, force): (bool, bool, bool)) -> Self {
-        let (if_exists, all, json) = (true, false, false);
-        Self { name: Some(name.to_owned()), all, discard, drain, force, if_exists, json }
+        let (if_exists, all, json, quiet) = (true, false, false, false);
+        Self { name: Some(name.to_owned()), all, discard, drain, force, if_exists, json, quiet }
     }
 
     fn name(&self) -> &str {

@@ -88,7 +88,7 @@ impl Forget {
         if !matches!(found, Found::Nothing) {
             // Without a state file only the configuration names a log, which was looked at above.
             let drains = drives.log.is_some() && !matches!(found, Found::Broken(_));
-            Down::to_forget(name, self.discard, drains).run()?;
+            Down::to_forget(name, self.discard, drains, self.json).run()?;
         }
         let mut removed = Vec::new();
         match fs::remove_file(&file) {
