@@ -1,6 +1,10 @@
 //! `ztier down`: end a volume, or remove what a dead daemon left.
+//!
+//! Invariant: with --drain, success means that the backing store lacks nothing, as far as this
+//! machine has recorded.
 
 use super::{all, drain, output, sound, unknown};
+use crate::config::log::LogPlan;
 use crate::config::size::human;
 use crate::config::{Paths, Usage, name};
 use crate::control::{Client, Ended, LeftInLog, Request};
@@ -9,12 +13,14 @@ use crate::daemon::process::Condition;
 use crate::daemon::silent::{self, Answering};
 use crate::daemon::state::{self, Lock, State};
 use crate::daemon::{self, Found};
+use crate::device::{self, Known};
 use crate::error::{Error, Result};
 use crate::export::Leftover;
 use crate::patience::eventually;
 use crate::remedy;
 use clap::Args;
 use serde_json::json;
+use std::path::Path;
 use std::time::Duration;
 
 /// How long the daemon may take to answer at all.
@@ -50,6 +56,9 @@ pub struct Down {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Standard output belongs to another command's result.
+    #[arg(skip)]
+    quiet: bool,
 }
 
 impl Down {
@@ -67,7 +76,7 @@ impl Down {
         }
         match daemon::reach(&paths, self.name()) {
             Found::Up(state) => self.end_or_force(&paths, state.as_deref()),
-            Found::Dead(_) | Found::Broken(_) => self.end_dead(&paths),
+            Found::Dead(_) | Found::Broken(_) => self.end_dead(&paths, None),
             Found::Nothing => {
                 state::forget(&paths.volume(self.name()));
                 self.none(&paths)
@@ -91,8 +100,13 @@ impl Down {
 
     /// Prints what was done: `removed` of what a dead daemon had left, or how the volume ended.
     fn print(&self, text: &str, removed: &[String], ended: &Ended) -> Result<()> {
+        let line = format!("{}{text}", self.name());
+        if self.quiet {
+            output::remark(&line);
+            return Ok(());
+        }
         if !self.json {
-            return output::print(&format!("{}{text}\n", self.name()));
+            return output::print(&format!("{line}\n"));
         }
         output::json(&json!({
             "name": self.name(),
@@ -109,7 +123,7 @@ impl Down {
         let files = paths.volume(self.name());
         let process = match silent::answering(&files, PATIENCE_TO_ANSWER) {
             Answering::Yes => return self.end(paths, state),
-            Answering::Gone => return self.end_dead(paths),
+            Answering::Gone => return self.end_dead(paths, state),
             Answering::No(process) => process,
         };
         // A dying daemon serves nothing any more: ending it needs no `--force`.
@@ -117,16 +131,35 @@ impl Down {
             return Err(silent::refusal(&files, &process));
         }
         silent::end(&files, &process, &output::remark)?;
-        self.end_dead(paths)
+        self.end_dead(paths, state)
     }
 
-    /// Cleans up after a dead daemon, unless that would give up memory that is kept.
-    fn end_dead(&self, paths: &Paths) -> Result<()> {
-        if let Found::Nothing = daemon::find(paths, self.name()) {
-            return self.print(" is down", &[], &Ended::default()); // it cleaned up itself
+    /// Cleans up after a dead daemon, unless that would give up memory that is kept, or the log
+    /// was to be drained and may not be. `before` is the daemon's state when it was last seen.
+    fn end_dead(&self, paths: &Paths, before: Option<&State>) -> Result<()> {
+        let found = daemon::find(paths, self.name());
+        let state = match &found {
+            Found::Dead(state) | Found::Up(Some(state)) => Some(&**state),
+            Found::Up(None) | Found::Broken(_) | Found::Nothing => before,
+        };
+        let has_cleaned_up = matches!(found, Found::Nothing);
+        if !has_cleaned_up {
+            self.refuse_kept(paths)?;
         }
-        self.refuse_kept(paths)?;
-        self.clean(paths)
+        if self.drain {
+            self.refuse_undrained(paths, state, &found)?;
+        }
+        match has_cleaned_up {
+            true => self.print(" is down", &[], &Ended::default())?,
+            false => self.clean(paths)?,
+        }
+        // Not earlier: a drive that fails may be slow to open.
+        if !self.drain
+            && let Ok(Some(log)) = lacking(paths, state)
+        {
+            output::remark(&self.not_alone(&may_hold(log), &log.backing));
+        }
+        Ok(())
     }
 
     fn end(&self, paths: &Paths, state: Option<&State>) -> Result<()> {
@@ -160,12 +193,16 @@ impl Down {
 
     /// What the user must know before the backing store is used alone.
     fn about(&self, left: &LeftInLog) -> String {
-        let (name, backing) = (self.name(), left.backing.display());
+        let what = format!("{} are on {} only", human(left.bytes), left.log.display());
+        self.not_alone(&what, &left.backing)
+    }
+
+    /// As [`Self::about`], for the reason `why`.
+    fn not_alone(&self, why: &str, backing: &Path) -> String {
+        let (name, backing) = (self.name(), backing.display());
         format!(
-            "{name}: {} are on {} only; before {backing} is used alone, bring the volume up again \
-             and take it down with --drain",
-            human(left.bytes),
-            left.log.display()
+            "{name}: {why}; before {backing} is used alone, bring the volume up again and take it \
+             down with --drain"
         )
     }
 
@@ -221,13 +258,14 @@ impl Down {
     }
 
     /// The command for a volume that is forgotten afterwards. Its log is drained, if it has one.
-    pub(super) fn to_forget(name: &str, discard: bool, has_log: bool) -> Self {
-        Self::of(name, (discard, has_log && !discard, false))
+    /// If `quiet`, it prints nothing to standard output.
+    pub(super) fn to_forget(name: &str, discard: bool, has_log: bool, quiet: bool) -> Self {
+        Self { quiet, ..Self::of(name, (discard, has_log && !discard, false)) }
     }
 
     fn of(name: &str, (discard, drain, force): (bool, bool, bool)) -> Self {
-        let (if_exists, all, json) = (true, false, false);
-        Self { name: Some(name.to_owned()), all, discard, drain, force, if_exists, json }
+        let (if_exists, all, json, quiet) = (true, false, false, false);
+        Self { name: Some(name.to_owned()), all, discard, drain, force, if_exists, json, quiet }
     }
 
     fn name(&self) -> &str {
@@ -244,6 +282,25 @@ impl Down {
             "the daemon of volume `{name}` died, and what it had in memory is kept"
         ))
         .hint(remedy::KEPT.of(name)))
+    }
+
+    /// Refuses to remove what is left of a volume whose log should be drained, which only a daemon
+    /// can do, unless the log certainly holds nothing that its backing store lacks.
+    fn refuse_undrained(&self, paths: &Paths, state: Option<&State>, found: &Found) -> Result<()> {
+        let why = match lacking(paths, state) {
+            Ok(None) => return Ok(()),
+            Ok(Some(log)) => may_hold(log),
+            Err(e) => format!("what its log holds is not known: {}", e.text()),
+        };
+        let name = self.name();
+        let up = match found {
+            Found::Dead(_) => "restart",
+            _ => "up",
+        };
+        let text = format!("the daemon of volume `{name}` is gone, and {why}");
+        let next =
+            format!("bring it up with `ztier {up} {name}`, then `ztier down {name} --drain`");
+        Err(Error::degraded(text).hint(next))
     }
 
     fn clean(&self, paths: &Paths) -> Result<()> {
@@ -285,6 +342,24 @@ impl Down {
         let removed = state.leftovers.iter().map(Leftover::describe);
         Ok(removed.chain(["the memory that was kept".to_owned()]).collect())
     }
+}
+
+/// The log of a volume without a daemon, if it may hold what its backing store lacks.
+///
+/// # Errors
+/// That can't be known.
+fn lacking<'a>(paths: &Paths, state: Option<&'a State>) -> Result<Option<&'a LogPlan>> {
+    let Some(state) = state else {
+        return Err(Error::failure("its state file can't be read"));
+    };
+    let Some(log) = &state.plan.log else { return Ok(None) };
+    let known = device::known(&paths.state, &log.backing)?;
+    Ok(matches!(known, Known::Lacking(_)).then_some(log))
+}
+
+/// What a log may hold, in words.
+fn may_hold(log: &LogPlan) -> String {
+    format!("{} may hold what {} lacks", log.log.display(), log.backing.display())
 }
 
 /// Whether a device that may carry swap waits for its daemon.

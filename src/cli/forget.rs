@@ -86,7 +86,9 @@ impl Forget {
             self.refuse_unsent(&paths, &drives)?;
         }
         if !matches!(found, Found::Nothing) {
-            Down::to_forget(name, self.discard, drives.log.is_some()).run()?;
+            // Without a state file only the configuration names a log, which was looked at above.
+            let drains = drives.log.is_some() && !matches!(found, Found::Broken(_));
+            Down::to_forget(name, self.discard, drains, self.json).run()?;
         }
         let mut removed = Vec::new();
         match fs::remove_file(&file) {

@@ -77,18 +77,18 @@ impl Set {
         let (asked, recompress) = parse(&self.changes)?;
         let change = change(&asked, recompress, self.new_spill(&asked)?)?;
         let client = client(&paths, &self.name)?;
-        let saved = if self.save { Some(changed(&paths, &self.name, &asked)?) } else { None };
+        if self.save {
+            // A file that can't be changed is an error before the volume is.
+            changed(&paths, &self.name, &asked)?;
+        }
         let before = match self.json {
             true => Some(client.ask::<Sample>(&Request::Sample, super::PATIENCE)?),
             false => None,
         };
         let patience = if asked.spill.is_some() { PATIENCE_TO_MOVE } else { PATIENCE };
         let status: Status = client.ask(&Request::Set(change), patience)?;
-        if let Some(saved) = saved {
-            let changed = format!("volume `{}` is changed, but ", self.name);
-            if saved.write().map_err(|e| e.after(changed))? {
-                output::remark(&format!("saved {}", paths.settings(&self.name).display()));
-            }
+        if self.save {
+            self.keep(&paths, &asked)?;
         }
         let settings = settings(&status.plan);
         if !self.json {
@@ -115,6 +115,17 @@ impl Set {
             }))?;
         }
         sound(&self.name, status.stats.loss().as_deref())
+    }
+
+    /// Writes what was changed to the file as it is now: while a spill device was changed, for
+    /// hours perhaps, other commands and users may have written it.
+    fn keep(&self, paths: &Paths, asked: &Settings) -> Result<()> {
+        let saved = changed(paths, &self.name, asked).and_then(|saved| saved.write());
+        let but = format!("volume `{}` is changed, but ", self.name);
+        if saved.map_err(|e| e.after(but))? {
+            output::remark(&format!("saved {}", paths.settings(&self.name).display()));
+        }
+        Ok(())
     }
 
     /// The spill device that `spill=` asks for.

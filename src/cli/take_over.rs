@@ -6,7 +6,7 @@
 use super::{ensure, output};
 use crate::config::{Paths, Plan, Settings};
 use crate::control::{Client, Request, Sample};
-use crate::daemon::{self, Found, Order};
+use crate::daemon::{self, Found, Order, Ready};
 use crate::error::{Error, Result};
 use std::time::Duration;
 
@@ -18,12 +18,17 @@ const PATIENCE_TO_END: Duration = Duration::from_secs(60);
 const OF_USE: [&str; 8] =
     ["use", "mount", "priority", "ballast", "freed-slots", "on-full", "page-cluster", "swappiness"];
 
-/// Takes the volume `name` over from its daemon and serves it until it is told to end. Returns
-/// `false` if the volume is not up.
+/// Takes the volume `name` over from its daemon and serves it until it is told to end; `print` is
+/// called when the volume is usable again. Returns `false` if the volume is not up.
 ///
 /// # Errors
 /// It has other settings, another supervisor has it, or its device can't be handed over.
-pub(super) fn adopt(paths: &Paths, name: &str, settings: &Settings) -> Result<bool> {
+pub(super) fn adopt(
+    paths: &Paths,
+    name: &str,
+    settings: &Settings,
+    print: impl FnOnce(&Ready) -> Result<()>,
+) -> Result<bool> {
     let Some(sample) = ensure::sample(paths, name)? else { return Ok(false) };
     if let Found::Up(Some(state)) = daemon::find(paths, name)
         && state.foreground
@@ -48,7 +53,7 @@ pub(super) fn adopt(paths: &Paths, name: &str, settings: &Settings) -> Result<bo
     };
     let end = daemon::run(order, &progress, |ready| {
         ready.notes.iter().for_each(|note| output::remark(note));
-        output::list(&ready.endpoints)
+        print(ready)
     })?;
     daemon::follow(end, name).map(|()| true)
 }

@@ -150,7 +150,8 @@ impl Up {
         {
             return self.go_on(&settings, &sample, &paths);
         }
-        if self.adopt && take_over::adopt(&paths, self.name(), &settings)? {
+        let adopted = |ready: &Ready| self.print_adopted(ready);
+        if self.adopt && take_over::adopt(&paths, self.name(), &settings, adopted)? {
             return Ok(());
         }
         let wanted = self.wanted(&settings)?;
@@ -457,6 +458,14 @@ impl Up {
             output::list(&sample.endpoints)?;
         }
         sound(self.name(), sample.stats.loss().as_deref())
+    }
+
+    /// The result for a volume that this process has taken over from its daemon.
+    fn print_adopted(&self, ready: &Ready) -> Result<()> {
+        match self.json {
+            true => output::json(&self.brought_up(&ready.plan, &ready.endpoints, ready.pid, None)),
+            false => output::list(&ready.endpoints),
+        }
     }
 
     fn print_ready(&self, chosen: &Chosen, ready: &Ready) -> Result<()> {

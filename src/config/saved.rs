@@ -1,7 +1,8 @@
 //! `NAME.toml` as its user wrote it, and changes of single keys in it.
 //!
 //! Invariants: comments, order, spelling of values that stay, and keys that ztier does not know are
-//! kept; a file is replaced in one step, or not at all.
+//! kept; a file is replaced in one step, or not at all; one that has changed since it was read is
+//! not replaced.
 
 use super::file;
 use super::paths::Paths;
@@ -28,7 +29,7 @@ pub struct Change {
 /// The settings of a volume, to be changed and written.
 pub struct Saved {
     path: PathBuf,
-    /// What is in the file now, if it is there.
+    /// What was in the file when it was read, if it was there.
     before: Option<String>,
     document: DocumentMut,
 }
@@ -123,14 +124,19 @@ impl Saved {
     /// Writes the file in one step, making its directory if need be. Returns whether it changed.
     ///
     /// # Errors
-    /// When the directory or file can't be written; then the old file is still there.
+    /// When the directory or file can't be written, or the file is not what it was when it was read
+    /// (busy); then the present file is still there.
     pub fn write(&self) -> Result<bool> {
         let path = &self.path;
         let text = self.document.to_string();
+        let what = || format!("cannot write {}", path.display());
+        if file::read(path)? != self.before {
+            return Err(Error::busy(format!("{}: it was changed just now", what()))
+                .hint("look at it, then try again"));
+        }
         if self.before.as_ref() == Some(&text) {
             return Ok(false);
         }
-        let what = || format!("cannot write {}", path.display());
         let hint = |e: Error| e.hint("make its directory writable, or set ZTIER_CONFIG_DIR");
         if let Some(dir) = path.parent() {
             private::make_directory(dir).context(what()).map_err(hint)?;
@@ -159,6 +165,7 @@ fn is_same(key: &Key, old: &Value, new: &toml::Value) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::error::Status;
     use std::fs;
     use std::os::unix::fs::MetadataExt;
 
@@ -200,6 +207,32 @@ answer = 42
         assert_eq!(fs::read_to_string(&path).unwrap(), after);
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_was_changed_meanwhile_is_not_written_over() {
+        let (_dir, path) = file();
+        let change = |saved: &mut Saved| saved.put(&settings("threads = 5")).unwrap();
+        let mut saved = Saved::open(&path).unwrap();
+        change(&mut saved);
+        let other = format!("boot = false\n{BEFORE}");
+        fs::write(&path, &other).unwrap();
+        let error = saved.write().unwrap_err();
+        assert_eq!(error.status(), Status::Busy);
+        assert!(error.to_string().contains("x.toml: it was changed just now; "), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), other);
+        // Also if it would say the same as before.
+        assert!(Saved { document: BEFORE.parse().unwrap(), ..saved }.write().is_err());
+        // It is gone, or there is one.
+        let mut saved = Saved::open(&path).unwrap();
+        change(&mut saved);
+        fs::remove_file(&path).unwrap();
+        assert!(saved.write().is_err() && !path.exists());
+        let mut saved = Saved::open(&path).unwrap();
+        change(&mut saved);
+        fs::write(&path, &other).unwrap();
+        assert!(saved.write().is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), other);
     }
 
     #[test]

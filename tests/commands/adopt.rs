@@ -285,12 +285,24 @@ fn a_step_that_fails_undoes_those_before_it() {
     user.kill().unwrap();
     user.wait().unwrap();
     rig.is_as_before();
+    // It fails when nothing is mounted any more, as after a limit while the kernel writes.
+    rig.program("umount", "/usr/bin/umount \"$@\"\necho not all is written >&2; exit 1");
+    rig.fails(&["undone, because `umount", "not all is written"]);
+    rig.is_as_before();
+    fs::remove_file(rig.bin.join("umount")).unwrap();
     // The last one fails.
     rig.program(
         "mount",
         "case $1 in --fstab) echo no such thing >&2; exit 32;; esac\nexec /usr/bin/mount \"$@\"",
     );
     rig.fails(&["undone, because `mount --fstab", "no such thing"]);
+    rig.is_as_before();
+    // It fails when the volume is mounted.
+    rig.program(
+        "mount",
+        "/usr/bin/mount \"$@\"\ncase $1 in --fstab) echo too late >&2; exit 32;; esac",
+    );
+    rig.fails(&["undone, because `mount --fstab", "too late"]);
     rig.is_as_before();
     fs::remove_file(rig.bin.join("mount")).unwrap();
     // The volume does not come up as a service.

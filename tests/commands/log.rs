@@ -506,6 +506,47 @@ fn a_record_says_whether_the_log_holds_anything() {
     place.sandbox.ztier(&["down", "vol"]).ok();
 }
 
+/// Only a daemon drains: without one, `down --drain` removes nothing and does not succeed.
+#[test]
+fn the_log_of_a_dead_daemon_is_not_taken_for_drained() {
+    let place = Place::new();
+    let ztier = |args: &[&str]| place.sandbox.ztier(args);
+    let up = [&place.up()[..], &["--writeback", "off"]].concat();
+    let holds = format!("{} may hold what {} lacks", place.log, place.backing);
+    let next = "`ztier restart vol`, then `ztier down vol --drain`";
+    let says = ["the daemon of volume `vol` is gone", &holds, next];
+    ztier(&up).ok();
+    place.write_one_by_one(1);
+    // All that was in memory is gone.
+    place.sandbox.kill_both("vol");
+    let files = place.sandbox.files();
+    ztier(&["down", "vol", "--drain"]).refused(6, &says);
+    ztier(&["down", "--all", "--drain"]).refused(6, &says);
+    assert_eq!(place.sandbox.files(), files);
+    ztier(&["restart", "vol"]).ok();
+    // It is kept, and given up on request; that is no word about what the log holds.
+    place.sandbox.kill("vol");
+    ztier(&["down", "vol", "--drain"]).refused(5, &["is kept"]);
+    ztier(&["down", "vol", "--drain", "--discard"]).refused(6, &says);
+    // Without a drain that was asked for, it is said.
+    let done = ztier(&["down", "vol", "--discard"]);
+    let alone = format!("{holds}; before {} is used alone, bring", place.backing);
+    assert!(done.err.contains(&alone), "{done:?}");
+    done.ok();
+    ztier(&up).ok();
+    // The state file does not say that there is a log.
+    place.sandbox.kill_both("vol");
+    let state = place.sandbox.run_dir().join("vol.json");
+    let text = fs::read(&state).unwrap();
+    fs::write(&state, "{").unwrap();
+    let unknown = ["what its log holds is not known", "`ztier up vol`, then"];
+    ztier(&["down", "vol", "--drain"]).refused(6, &unknown);
+    fs::write(&state, text).unwrap();
+    ztier(&["restart", "vol"]).ok();
+    ztier(&["down", "vol", "--drain"]).ok();
+    assert_eq!(fs::read(&place.backing).unwrap()[..BLOCK as usize], content(0, 1));
+}
+
 #[test]
 fn flags_and_files_tune_a_log_from_the_beginning() {
     let place = Place::new();

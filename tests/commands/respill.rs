@@ -6,7 +6,7 @@
 use crate::support::disk::Disk;
 use crate::support::fault_fs::{Fault, FaultFs, Op};
 use crate::support::place::{BLOCK, content};
-use crate::support::sandbox::{Sandbox, eventually, wait};
+use crate::support::sandbox::{Guard, Sandbox, eventually, finish, wait};
 use crate::support::shell::{missing, ok, ok_once_free, unmount};
 use fuser::Errno;
 use std::fs::{self, File};
@@ -217,6 +217,34 @@ fn the_change_is_saved_for_the_next_up() {
     sandbox.ztier(&["up", "vol"]).ok();
     assert_eq!(device(&sandbox), "none");
     sandbox.ztier(&["down", "vol"]).ok();
+}
+
+/// A move takes long: what is written to the file meanwhile stays.
+#[test]
+fn the_change_is_saved_in_the_file_as_it_is_after_the_move() {
+    let Some((sandbox, drives)) = rig(&[("one", 64 * MIB), ("two", 64 * MIB)]) else { return };
+    let (one, two) = (path(&drives, "one"), path(&drives, "two"));
+    sandbox.ztier(&[&UP[..], &["12M", "--spill", &one, "--save"]].concat()).ok();
+    let mut disk = connect(&sandbox);
+    write(&mut disk, 1);
+    drives.fail("two", Op::Write, Fault::Slow(Duration::from_millis(200)));
+    let mut set = sandbox.command(&["set", "vol", &format!("spill={two}"), "--save"]);
+    let set = set.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut set = Guard(set);
+    eventually("the move is at work", || drives.struck("two") > 0);
+    // Without a systemctl: that of this machine has nothing to do with the volume.
+    let mut disable = sandbox.command(&["disable", "vol"]);
+    disable.env("PATH", sandbox.path());
+    finish(disable).ok();
+    assert!(matches!(set.0.try_wait(), Ok(None)), "the move was over before");
+    drives.heal();
+    assert_eq!(wait(&mut set.0), 0);
+    let settings = fs::read_to_string(sandbox.config_dir().join("vol.toml")).unwrap();
+    let spill = format!("spill = \"{two}\"\n");
+    assert!(settings.contains(&spill) && settings.contains("boot = false\n"), "{settings}");
+    check(&mut disk, 1);
+    drop(disk);
+    sandbox.ztier(&["down", "vol", "--discard"]).ok();
 }
 
 #[test]

@@ -5,9 +5,10 @@
 
 use crate::support::disk::Disk;
 use crate::support::place::{BLOCK, content};
-use crate::support::sandbox::{Done, Sandbox, finish};
+use crate::support::sandbox::{Done, Guard, Sandbox, eventually, finish, wait};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
 
 /// Notes its arguments, says how systemd is, and has `start` run what the unit runs.
 const SYSTEMCTL: &str = r#"#!/bin/sh
@@ -167,6 +168,36 @@ fn a_service_goes_on_with_the_data_of_a_volume_that_is_up() {
     service.ztier(&["restart", "vol"]).ok();
     assert!(service.disk("vol").read(BLOCK, BLOCK as usize) == content(1, 2));
     service.ztier(&["down", "vol", "--discard"]).ok();
+}
+
+/// What a command does by means of another one is told on standard error.
+#[test]
+fn json_is_alone_on_standard_output() {
+    let service = Service::new("running");
+    let up = ["up", "vol", "--size", "64M", "--export", "nbd"];
+    let forget = ["forget", "vol", "--discard", "--json"];
+    service.ztier(&up).ok();
+    let done = service.ztier(&forget);
+    assert!(done.err.contains("vol is down"), "{done:?}");
+    assert_eq!(done.json()["changed"], true);
+    service.ztier(&up).ok();
+    service.sandbox.kill("vol");
+    let done = service.ztier(&forget);
+    assert!(done.err.contains("vol: its daemon was gone; removed: "), "{done:?}");
+    assert_eq!(done.json()["name"], "vol");
+
+    // A service takes the volume over.
+    service.ztier(&up).ok();
+    let out = service.sandbox.path().join("adopted");
+    let adopt = [&up[..], &["--foreground", "--adopt", "--json"]].concat();
+    let mut command = service.sandbox.command(&adopt);
+    command.stdout(fs::File::create(&out).unwrap()).stderr(Stdio::null());
+    let mut child = Guard(command.spawn().unwrap());
+    let printed = || serde_json::from_slice::<serde_json::Value>(&fs::read(&out).unwrap());
+    eventually("it serves the volume", || printed().is_ok());
+    assert_eq!(printed().unwrap()["pid"], child.0.id());
+    service.ztier(&["down", "vol"]).ok();
+    assert_eq!(wait(&mut child.0), 0);
 }
 
 #[test]

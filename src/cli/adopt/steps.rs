@@ -1,13 +1,13 @@
 //! The steps that put a volume before a disk, and how they are undone.
 //!
-//! Invariant: what was done is undone in the opposite order when a step fails, and an error says
-//! what could not be.
+//! Invariant: what was done is undone in the opposite order when a step fails, also what the failed
+//! step itself did, and an error says what could not be.
 
 use crate::cli::{output, service};
 use crate::error::{Context, Error, Result};
 use crate::escape::join_lines;
 use crate::system::fstab::{Entry, Fstab};
-use crate::system::mounts::MountEntry;
+use crate::system::mounts::{MountEntry, mounts, number_of};
 use crate::system::within;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -71,12 +71,12 @@ impl Way {
     /// Does the steps.
     ///
     /// # Errors
-    /// The first failure, after the steps before it were undone.
+    /// The first failure, after it and the steps before it were undone.
     pub fn go(&self, steps: &[Step]) -> Result<()> {
         let mut fstab = Fstab::read(&self.fstab)?;
         for (n, step) in steps.iter().enumerate() {
             if let Err(e) = self.step(step, &mut fstab) {
-                let failed = matches!(step, Step::Up(_)).then_some(step);
+                let failed = self.has_acted(step).then_some(step);
                 let left = self.undo(failed.into_iter().chain(steps[..n].iter().rev()), &mut fstab);
                 return Err(match left.is_empty() {
                     true => e.after("undone, because "),
@@ -103,6 +103,21 @@ impl Way {
                 Ok(())
             }
             Step::Mount(mount) => call("mount", &self.mount_args(mount)),
+        }
+    }
+
+    /// Whether a step that failed may have changed something all the same.
+    fn has_acted(&self, step: &Step) -> bool {
+        match step {
+            // The volume is up, and its service did not take it over, for example.
+            Step::Up(_) => true,
+            // The kernel takes a mount away first, and writes what the disk lacks after that.
+            Step::Unmount(mount) => !is_mounted(mount, |now| now.device == mount.device),
+            Step::Mount(mount) => {
+                let volume = number_of(Path::new(&self.device()));
+                volume.is_some_and(|volume| is_mounted(mount, |now| now.is_of(volume)))
+            }
+            Step::Fstab => false,
         }
     }
 
@@ -154,6 +169,11 @@ impl Way {
         let point = mount.point.display().to_string();
         as_before(mount, mount.source.display().to_string(), point)
     }
+}
+
+/// Whether there is a mount that is `such`, where `mount` is or was.
+fn is_mounted(mount: &MountEntry, such: impl Fn(&MountEntry) -> bool) -> bool {
+    mounts().iter().any(|now| now.point == mount.point && such(now))
 }
 
 fn as_before(mount: &MountEntry, device: String, point: String) -> Vec<String> {
