@@ -11,7 +11,7 @@ use super::relog;
 use super::running::Running;
 use super::signals::Event;
 use crate::config::export::Export;
-use crate::config::{Plan, Usage, size};
+use crate::config::{Plan, size};
 use crate::control::{Asking, Ended, EventKind, LeftInLog, NewLog};
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
@@ -62,8 +62,7 @@ impl Running {
         }
         let volatile = self.served.volume.volatile_bytes();
         // Ending swap brings swapped-out data back to memory, so nothing is lost.
-        let swap = matches!(usage, Some(Usage::Swap { .. }));
-        if volatile > 0 && !how.discard && !swap {
+        if volatile > 0 && !how.discard && !self.holds_only_swap() {
             return Err(Error::would_lose(format!(
                 "volume `{name}` holds {} that exist nowhere else",
                 size::human(volatile)
@@ -278,14 +277,14 @@ impl Running {
 
     /// Tells what would be lost if the memory was given up; `None` if nothing would.
     fn holds_alone(&self) -> Option<String> {
-        let state = self.served.state.lock();
-        let swap = matches!(state.plan.usage, Some(Usage::Swap { .. }));
+        let (has_job, logs) = {
+            let state = self.served.state.lock();
+            (state.plan.job.is_some(), state.plan.log.is_some())
+        };
         // By then, swapped-out data is back in memory, or worthless.
-        if swap || state.plan.job.is_some() {
+        if has_job || self.holds_only_swap() {
             return None;
         }
-        let logs = state.plan.log.is_some();
-        drop(state);
         match self.served.volume.volatile_bytes() {
             0 if logs => self.flush().err().map(|e| e.to_string()),
             0 => None,

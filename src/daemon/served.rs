@@ -75,11 +75,15 @@ impl Served {
         }
     }
 
-    /// Writes another use of the device to the state file.
+    /// Writes another use of the device to the state file. If that fails, the plan stays, too.
     pub fn note_usage(&self, usage: Option<Usage>) -> Result<()> {
         let mut state = self.state.lock();
-        state.plan.usage = usage;
-        state.write(&self.files)
+        let before = std::mem::replace(&mut state.plan.usage, usage);
+        let written = state.write(&self.files);
+        if written.is_err() {
+            state.plan.usage = before;
+        }
+        written
     }
 
     /// Writes the remaining leftovers to the state file.
