@@ -54,11 +54,11 @@ impl Running {
     /// Takes the volume down. Returns what remains only in the log.
     pub(super) fn down(&self, how: Down, asking: &mut Asking<'_>) -> Result<Ended> {
         let name = &self.served.name;
-        let usage = self.served.usage();
-        // Ending the daemon's own use of the device comes below; stopping the export then finds all
-        // other holders.
-        if !how.force && usage.is_none() {
-            self.served.refuse_holders(remedy::HELD)?;
+        if !how.force {
+            match self.served.usage() {
+                None => self.served.refuse_holders(remedy::HELD)?,
+                Some(usage) => self.served.refuse_holders_beside(&usage, remedy::HELD)?,
+            }
         }
         let volatile = self.served.volume.volatile_bytes();
         // Ending swap brings swapped-out data back to memory, so nothing is lost.
@@ -91,12 +91,27 @@ impl Running {
     }
 
     /// Ends the device's use and stops the export; with `force` also while the device is held. The
-    /// daemon then ends by `end`.
+    /// daemon then ends by `end`. If the export can't be stopped, the use begins again.
     fn stop(&self, force: bool, end: End) -> Result<()> {
         match self.end_job(force).and_then(|()| self.end_use()) {
             Err(e) if force => log::line(&format!("forced: {e}")),
             ended => ended?,
         }
+        let stopped = self.stop_export(force, end);
+        if stopped.is_err() && !force {
+            self.use_again();
+        }
+        stopped
+    }
+
+    /// Begins the device's use again, which was ended in vain.
+    fn use_again(&self) {
+        if let Err(e) = self.begin_use(&|_| {}) {
+            log::line(&e.to_string());
+        }
+    }
+
+    fn stop_export(&self, force: bool, end: End) -> Result<()> {
         let mut slot = self.served.export()?;
         let Some(export) = slot.as_mut() else { return Ok(()) };
         match export.stop() {
@@ -216,10 +231,8 @@ impl Running {
         self.end_job(force)?;
         self.end_use()?;
         let left = leave();
-        if left.is_err()
-            && let Err(e) = self.begin_use(&|_| {})
-        {
-            log::line(&e.to_string());
+        if left.is_err() {
+            self.use_again();
         }
         left
     }
@@ -298,6 +311,10 @@ impl Running {
         let _turn = self.phase.begin(Change::Signal)?;
         if self.waits_for_next() {
             return self.leave(End::Left);
+        }
+        if let Some(usage) = self.served.usage() {
+            // Else the use would end, and begin again, with each try.
+            self.served.refuse_holders_beside(&usage, "end that first")?;
         }
         let Some(what) = self.holds_alone() else { return self.stop(false, End::Down) };
         self.refuse_unkept()?;

@@ -12,6 +12,7 @@ use crate::config::{Paths, Plan, Usage};
 use crate::device::Serving;
 use crate::error::{Error, Result};
 use crate::export::{Export, Leftover};
+use crate::system::holders::patience_with;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -127,9 +128,15 @@ impl Served {
 
     /// The holders of the device that do not release it within `LEAVING`.
     pub fn holders_that_stay(&self) -> Result<Vec<String>> {
+        self.those_that_stay(|_| true)
+    }
+
+    /// The same of those that count.
+    fn those_that_stay(&self, counts: impl Fn(&String) -> bool) -> Result<Vec<String>> {
         let until = Instant::now() + LEAVING;
         loop {
-            let holders = self.export()?.as_ref().map(|e| e.holders()).unwrap_or_default();
+            let mut holders = self.export()?.as_ref().map(|e| e.holders()).unwrap_or_default();
+            holders.retain(&counts);
             if holders.is_empty() || Instant::now() >= until {
                 return Ok(holders);
             }
@@ -139,7 +146,18 @@ impl Served {
 
     /// Refuses while the device is held.
     pub fn refuse_holders(&self, hint: impl Into<String>) -> Result<()> {
-        let holders = self.holders_that_stay()?;
+        self.refuse(&self.holders_that_stay()?, hint)
+    }
+
+    /// Refuses while the device is held by more than its use `usage`, which the daemon ends before
+    /// it stops the export. Processes that look for longer, as udev's, are waited for there.
+    pub fn refuse_holders_beside(&self, usage: &Usage, hint: impl Into<String>) -> Result<()> {
+        let own = usage.holder();
+        let counts = |holder: &String| *holder != own && patience_with(holder) <= LEAVING;
+        self.refuse(&self.those_that_stay(counts)?, hint)
+    }
+
+    fn refuse(&self, holders: &[String], hint: impl Into<String>) -> Result<()> {
         if holders.is_empty() {
             return Ok(());
         }
