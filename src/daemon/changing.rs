@@ -101,12 +101,17 @@ impl Running {
     /// Applies the sizes and settings of `new` to volume, export and plan.
     fn take_on(&self, new: &Plan) -> Result<()> {
         let export = self.served.export()?;
+        let mut now = self.served.plan();
+        let resizes = new.size_bytes != now.size_bytes;
+        // It may have to spill much, so those that only look do not wait for it.
+        let changed = self.change_volume(new, &mut now);
         let mut state = self.served.state.lock();
-        let resizes = new.size_bytes != state.plan.size_bytes;
-        let changed = self.change_volume(new, &mut state.plan);
+        let Plan { log, ram_limit_bytes, ram_auto, size_bytes, .. } = now;
+        state.plan = Plan { log, ram_limit_bytes, ram_auto, size_bytes, ..state.plan.clone() };
         // Write the state first: the next daemon grows a device that is behind the plan, but cannot
         // shrink one that is ahead. What has changed counts, whatever failed after it.
         state.write(&self.served.files)?;
+        drop(state);
         changed?;
         match export.as_ref().filter(|_| resizes) {
             Some(export) => export.resized(),

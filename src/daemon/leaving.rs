@@ -120,9 +120,13 @@ impl Running {
                 log::line(&format!("forced: {e}"));
                 export.stop_by_force()?;
             }
-            Err(e) => return Err(e),
+            Err(e) => {
+                self.served.note_endpoints(export.endpoints());
+                return Err(e);
+            }
         }
         *slot = None; // dropping it also stops what `stop` refused to stop
+        self.served.note_endpoints(Vec::new());
         self.phase.end(end);
         Ok(())
     }
@@ -277,6 +281,7 @@ impl Running {
         export.leave()?;
         let leftovers = export.leftovers();
         *slot = None;
+        self.served.note_endpoints(Vec::new());
         self.phase.end(end);
         drop(slot);
         self.served.note_left(leftovers);

@@ -313,7 +313,7 @@ fn let_go(volume: Arc<dyn Serving>) {
 fn ready_of(running: &Running, removed: Vec<String>, notes: Vec<String>) -> Ready {
     let served = &running.served;
     Ready {
-        endpoints: served.export.lock().as_ref().map(|e| e.endpoints()).unwrap_or_default(),
+        endpoints: served.endpoints(),
         pid: std::process::id(),
         plan: served.plan(),
         removed,

@@ -13,6 +13,7 @@ use crate::device::Serving;
 use crate::error::{Error, Result};
 use crate::export::{Export, Leftover};
 use crate::system::holders::patience_with;
+use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -35,6 +36,9 @@ pub(super) struct Served {
     /// Held while a thread changes the volume's sizes.
     pub sizes: Ranked<()>,
     pub export: Ranked<Option<Box<dyn Export>>>,
+    /// What users open, beside the export: a thread that changes or stops that holds its lock for
+    /// long.
+    endpoints: Mutex<Vec<String>>,
     pub state: Ranked<State>,
 }
 
@@ -54,6 +58,7 @@ impl Served {
             events,
             history: History::new(&state.plan.name),
             sizes: Ranked::new(Rank::Sizes, ()),
+            endpoints: Mutex::new(export.endpoints()),
             export: Ranked::new(Rank::Export, Some(export)),
             state: Ranked::new(Rank::State, state),
         }
@@ -105,6 +110,16 @@ impl Served {
             Some(_) => Err(taken_down(&self.name)),
             None => Err(self.being_changed()),
         }
+    }
+
+    /// What users open; nothing once the export is stopped. Waits for no other thread.
+    pub fn endpoints(&self) -> Vec<String> {
+        self.endpoints.lock().clone()
+    }
+
+    /// Notes what users open from now on, for [`Self::endpoints`]. The caller holds the export.
+    pub fn note_endpoints(&self, now: Vec<String>) {
+        *self.endpoints.lock() = now;
     }
 
     /// The error for a request that comes while another thread changes the volume.
