@@ -1,7 +1,8 @@
 //! Ends a volume: by `down`, by leaving it to the next daemon, or by a signal.
 //!
 //! Invariants: an impossible request is refused before anything changes; a request changes
-//! something only after its caller has agreed ([`Asking::agree`]); a signal gives up no data.
+//! something only after its caller has agreed ([`Asking::agree`]); a signal gives up no data, and
+//! neither does a daemon that leaves the volume to the next one.
 
 use super::draining;
 use super::log;
@@ -10,6 +11,7 @@ use super::phase::{Change, End, Turn};
 use super::relog;
 use super::running::Running;
 use super::signals::Event;
+use super::unsent;
 use crate::config::export::Export;
 use crate::config::{Plan, size};
 use crate::control::{Asking, Ended, EventKind, LeftInLog, NewLog};
@@ -176,7 +178,10 @@ impl Running {
         if self.served.state.lock().plan.usage.is_none() {
             self.refuse_left(force)?;
         }
-        if !force {
+        // No daemon finds what a store has not got, also by force.
+        if unsent::store(&*self.served.volume).is_some() {
+            self.flush().map_err(|e| e.hint(remedy::NOT_SENT))?;
+        } else if !force {
             self.flush().map_err(|e| e.hint(remedy::NOT_DURABLE_YET))?;
         }
         asking.agree()?;
@@ -227,6 +232,7 @@ impl Running {
     fn make_way(&self, force: bool, end: End) -> Result<()> {
         let leave = || {
             let force = self.refuse_left(force)?;
+            self.secure()?;
             self.leave(end).or_else(|e| if force { self.stop(true, end) } else { Err(e) })
         };
         if self.served.waits() {
@@ -267,17 +273,31 @@ impl Running {
         }))
     }
 
-    /// Stops the export so that the next daemon can take it over; this one then ends by `end`.
-    /// First makes durable what can be; the memory holder has the rest.
+    /// Makes durable what can be, before the next daemon goes on. Fails if that would not find the
+    /// rest: the memory holder has what is in memory, and nothing of what a store has not got.
+    fn secure(&self) -> Result<()> {
+        let Err(e) = self.flush() else { return Ok(()) };
+        let volume = &*self.served.volume;
+        if unsent::store(volume).is_some() {
+            return Err(e.hint(remedy::NOT_SENT));
+        }
+        if volume.log().is_none() && volume.volatile_bytes() == 0 {
+            // It is no more durable while this daemon goes on.
+            log::line(&e.to_string());
+            return Ok(());
+        }
+        if !self.is_kept() {
+            return Err(e);
+        }
+        log::line(&format!("{e}: it stays in memory, for the next daemon"));
+        Ok(())
+    }
+
+    /// Stops the export so that the next daemon can take it over; this one then ends by `end`. What
+    /// has to be found then is secure ([`Self::secure`]).
     fn leave(&self, end: End) -> Result<()> {
         let mut slot = self.served.export()?;
         let Some(export) = slot.as_mut() else { return Ok(()) };
-        match self.flush() {
-            Err(e) if self.is_kept() => {
-                log::line(&format!("{e}: it stays in memory, for the next daemon"));
-            }
-            flushed => flushed?,
-        }
         export.leave()?;
         let leftovers = export.leftovers();
         *slot = None;
@@ -311,10 +331,13 @@ impl Running {
     }
 
     /// Ends because of a signal, unless a request is changing the device's use, or the device is
-    /// held. Data that exists nowhere else stays with the memory holder.
+    /// held, or a store has not got all. Data that exists nowhere else stays with the memory
+    /// holder.
     pub(super) fn end_by_signal(&self) -> Result<()> {
         let _turn = self.phase.begin(Change::Signal)?;
+        self.unsent.refuse(&self.served.volume)?;
         if self.waits_for_next() {
+            self.secure()?;
             return self.leave(End::Left);
         }
         if let Some(usage) = self.served.usage() {
@@ -329,8 +352,13 @@ impl Running {
     }
 
     /// Ends because of a second signal, even while the device is held. Data that exists nowhere
-    /// else still stays with the memory holder, if there is one.
+    /// else still stays with the memory holder, if there is one; a store gets a last chance to take
+    /// what it has not got.
     pub(super) fn end_by_force(&self) {
+        if let Some(store) = unsent::lacking(&*self.served.volume) {
+            let (place, bytes) = (store.place, size::human(store.waiting_bytes));
+            log::line(&format!("{bytes} are lost unless {place} takes them within a minute"));
+        }
         let Some(what) = self.holds_alone().filter(|_| self.is_kept()) else {
             return self.give_up();
         };

@@ -290,7 +290,7 @@ fn wait(running: &Arc<Running>, inbox: &Receiver<Event>, presence: &mut Presence
                     Err(e) if !asked => {
                         log::line(&format!("asked to end, but {e}"));
                         if !running.waits_for_next() {
-                            log::line("ending when it is released; a second signal ends at once");
+                            log::line("ending when that is over; a second signal ends at once");
                         }
                         asked = true;
                     }

@@ -52,6 +52,7 @@ mod swapping;
 mod takeover;
 mod threads;
 mod troubles;
+mod unsent;
 mod using;
 mod watching;
 
