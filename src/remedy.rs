@@ -152,6 +152,10 @@ remedies! {
         "have the drive work again (see the kernel's log); with --force it stays in memory for the \
          next daemon",
     );
+    /// A store fails, and what it has not got is in its daemon alone.
+    NOT_SENT = Remedy::safe(
+        "have the store, or the way to it, work again: this daemon alone has what was written",
+    );
     /// A log's drive fails writes.
     LOG_FAILED = Remedy::safe(
         "have its drive work again: it is tried every 5 s, and nothing that was flushed is lost \

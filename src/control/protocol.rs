@@ -279,7 +279,8 @@ pub struct Status {
     pub endpoints: Vec<String>,
     /// The holders of the device.
     ///
-    /// `None` if they were not looked up: that goes through all processes of the machine.
+    /// `None` if they were not looked up: that goes through all processes of the machine, and waits
+    /// while another command changes the volume.
     pub holders: Option<Vec<String>>,
     /// How the memory limit adapts; `None` if it is fixed.
     #[serde(default, skip_serializing_if = "Option::is_none")]

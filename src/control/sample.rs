@@ -23,7 +23,7 @@ pub struct Sample {
     pub restarts: u64,
     /// The plan as carried out.
     pub plan: Plan,
-    /// The paths or addresses that users open; empty while they change.
+    /// The paths or addresses that users open; empty once the volume is going down.
     pub endpoints: Vec<String>,
     /// How the memory limit adapts; `None` if it is fixed.
     #[serde(default, skip_serializing_if = "Option::is_none")]

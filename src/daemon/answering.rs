@@ -3,7 +3,7 @@
 use super::draining;
 use super::leaving::Down;
 use super::log;
-use super::phase::{Change, Turn};
+use super::phase::{BUSY, Change, Turn, taken_down};
 use super::running::Running;
 use crate::config::Plan;
 use crate::control::{Asking, Handler, Noted, Request, Sample, Status, Version};
@@ -29,11 +29,14 @@ impl Handler for Running {
                 version: env!("CARGO_PKG_VERSION").into(),
                 pid: std::process::id(),
             }),
-            Request::Status => to_raw_value(&self.status()?),
+            Request::Status => to_raw_value(&self.status(self.holders()?)),
             Request::Stats => to_raw_value(&self.stats()),
             Request::Sample => to_raw_value(&self.sample()),
             Request::Events(since) => to_raw_value(&self.events(&since, asking)?),
-            Request::Holders => to_raw_value(&self.status()?.holders.unwrap_or_default()),
+            Request::Holders => {
+                let holders = self.holders()?.ok_or_else(|| self.served.being_changed())?;
+                to_raw_value(&holders)
+            }
             Request::Drain => to_raw_value(&self.drain(asking)?),
             Request::AcceptLoss => {
                 asking.agree()?;
@@ -45,7 +48,8 @@ impl Handler for Running {
             }
             Request::Set(change) => {
                 self.set(change, asking)?;
-                to_raw_value(&self.status()?)
+                // It is done, whatever another thread does to the volume by now.
+                to_raw_value(&self.status(self.holders().unwrap_or_default()))
             }
             Request::Swapon(ask) => {
                 let _turn = self.phase.begin(Change::Swapon)?;
@@ -72,14 +76,18 @@ impl Handler for Running {
 }
 
 impl Running {
-    fn status(&self) -> Result<Status> {
-        let (endpoints, holders) = {
-            let export = self.served.export()?;
-            export.as_ref().map(|e| (e.endpoints(), e.holders())).unwrap_or_default()
-        };
-        let holders = Some(holders);
+    /// The holders of the device; `None` while another thread changes the volume for longer than
+    /// [`BUSY`].
+    fn holders(&self) -> Result<Option<Vec<String>>> {
+        let Some(export) = self.served.export.try_lock_for(BUSY) else { return Ok(None) };
+        let export = export.as_ref().ok_or_else(|| taken_down(&self.served.name))?;
+        Ok(Some(export.holders()))
+    }
+
+    fn status(&self, holders: Option<Vec<String>>) -> Status {
+        let endpoints = self.served.endpoints();
         let state = self.served.state.lock();
-        Ok(Status {
+        Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: state.pid,
             started_unix_s: state.started_unix_s,
@@ -90,13 +98,11 @@ impl Running {
             adapting: self.threads.adapting(),
             ballast_bytes: self.threads.ballast_bytes(),
             stats: self.stats_by(&state.plan),
-        })
+        }
     }
 
     fn sample(&self) -> Sample {
-        // A thread that stops the export holds its lock until it is done.
-        let endpoints =
-            self.served.export.try_lock().and_then(|e| e.as_ref().map(|e| e.endpoints()));
+        let endpoints = self.served.endpoints();
         let state = self.served.state.lock();
         Sample {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -104,7 +110,7 @@ impl Running {
             started_unix_s: state.started_unix_s,
             restarts: state.restarts,
             plan: Plan { size_bytes: self.served.volume.size(), ..state.plan.clone() },
-            endpoints: endpoints.unwrap_or_default(),
+            endpoints,
             adapting: self.threads.adapting(),
             ballast_bytes: self.threads.ballast_bytes(),
             stats: self.stats_by(&state.plan),

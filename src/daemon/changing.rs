@@ -29,23 +29,10 @@ impl Running {
     pub(super) fn set(&self, change: VolumeChange, asking: &mut Asking<'_>) -> Result<()> {
         let before = self.served.plan();
         refuse_impossible(&before, &change)?;
-        {
-            let _changing =
-                self.served.sizes.try_lock_for(BUSY).ok_or_else(|| self.served.being_changed())?;
-            let new = self.planned(&change)?;
-            asking.agree()?;
-            let taken = self.take_on(&new);
-            self.tell_changes(&before);
-            taken?;
-            // After a higher limit, which may be what it needs.
-            if let Some(spill) = &change.spill {
-                self.respill(spill, asking)?;
-            }
-            if let Some(bytes) = change.spill_daily_bytes {
-                self.spill_daily(bytes)?;
-            }
-        }
-        self.threads.follow_limit(&self.served)?;
+        let done = self.set_sizes(&change, &before, asking);
+        // What is changed counts, whatever failed after it.
+        let follows = self.threads.follow_limit(&self.served);
+        done.and(follows)?;
         let Some(recompress) = change.recompress else { return Ok(()) };
         // Last, because a higher limit may be what it needs.
         let changed = self.served.plan() != before;
@@ -53,6 +40,32 @@ impl Running {
             true => e.after("all but recompress is changed: "),
             false => e,
         })
+    }
+
+    /// Changes sizes, settings of the log, and the spill device.
+    fn set_sizes(
+        &self,
+        change: &VolumeChange,
+        before: &Plan,
+        asking: &mut Asking<'_>,
+    ) -> Result<()> {
+        let _changing =
+            self.served.sizes.try_lock_for(BUSY).ok_or_else(|| self.served.being_changed())?;
+        let new = self.planned(change)?;
+        asking.agree()?;
+        let taken = self.take_on(&new);
+        self.tell_changes(before);
+        taken?;
+        let done = self.set_spill(change, asking);
+        done.map_err(|e| after_changes(before, &self.served.plan(), e))
+    }
+
+    /// Changes the spill device, after a higher limit, which may be what it needs.
+    fn set_spill(&self, change: &VolumeChange, asking: &Asking<'_>) -> Result<()> {
+        if let Some(spill) = &change.spill {
+            self.respill(spill, asking)?;
+        }
+        change.spill_daily_bytes.map_or(Ok(()), |bytes| self.spill_daily(bytes))
     }
 
     /// Tells of the sizes that differ from those of the plan `before`.
@@ -88,12 +101,17 @@ impl Running {
     /// Applies the sizes and settings of `new` to volume, export and plan.
     fn take_on(&self, new: &Plan) -> Result<()> {
         let export = self.served.export()?;
+        let mut now = self.served.plan();
+        let resizes = new.size_bytes != now.size_bytes;
+        // It may have to spill much, so those that only look do not wait for it.
+        let changed = self.change_volume(new, &mut now);
         let mut state = self.served.state.lock();
-        let resizes = new.size_bytes != state.plan.size_bytes;
-        let changed = self.change_volume(new, &mut state.plan);
+        let Plan { log, ram_limit_bytes, ram_auto, size_bytes, .. } = now;
+        state.plan = Plan { log, ram_limit_bytes, ram_auto, size_bytes, ..state.plan.clone() };
         // Write the state first: the next daemon grows a device that is behind the plan, but cannot
         // shrink one that is ahead. What has changed counts, whatever failed after it.
         state.write(&self.served.files)?;
+        drop(state);
         changed?;
         match export.as_ref().filter(|_| resizes) {
             Some(export) => export.resized(),
@@ -137,6 +155,24 @@ fn refuse_impossible(now: &Plan, change: &VolumeChange) -> Result<()> {
         return Err(no_recompression());
     }
     Ok(())
+}
+
+/// The error of a change that failed after others, which are named in front.
+fn after_changes(before: &Plan, now: &Plan, e: Error) -> Error {
+    let device = |plan: &Plan| plan.spill.as_ref().map(|spill| spill.device.clone());
+    // A limit that adapts changes by itself.
+    let fixed = |plan: &Plan| plan.ram_auto.is_none().then_some(plan.ram_limit_bytes);
+    let limit = |plan: &Plan| (plan.ram_auto, fixed(plan));
+    let changed = [
+        ("size", now.size_bytes != before.size_bytes),
+        ("ram-limit", limit(now) != limit(before)),
+        ("spill", device(now) != device(before)),
+    ];
+    let changed: Vec<_> = changed.iter().filter(|(_, is)| *is).map(|(key, _)| *key).collect();
+    match changed.is_empty() {
+        true => e,
+        false => e.after(format_args!("only {} is changed: ", changed.join(" and "))),
+    }
 }
 
 fn no_recompression() -> Error {

@@ -1,7 +1,8 @@
 //! Ends a volume: by `down`, by leaving it to the next daemon, or by a signal.
 //!
 //! Invariants: an impossible request is refused before anything changes; a request changes
-//! something only after its caller has agreed ([`Asking::agree`]); a signal gives up no data.
+//! something only after its caller has agreed ([`Asking::agree`]); a signal gives up no data, and
+//! neither does a daemon that leaves the volume to the next one.
 
 use super::draining;
 use super::log;
@@ -10,8 +11,9 @@ use super::phase::{Change, End, Turn};
 use super::relog;
 use super::running::Running;
 use super::signals::Event;
+use super::unsent;
 use crate::config::export::Export;
-use crate::config::{Plan, Usage, size};
+use crate::config::{Plan, size};
 use crate::control::{Asking, Ended, EventKind, LeftInLog, NewLog};
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
@@ -54,16 +56,15 @@ impl Running {
     /// Takes the volume down. Returns what remains only in the log.
     pub(super) fn down(&self, how: Down, asking: &mut Asking<'_>) -> Result<Ended> {
         let name = &self.served.name;
-        let usage = self.served.usage();
-        // Ending the daemon's own use of the device comes below; stopping the export then finds all
-        // other holders.
-        if !how.force && usage.is_none() {
-            self.served.refuse_holders(remedy::HELD)?;
+        if !how.force {
+            match self.served.usage() {
+                None => self.served.refuse_holders(remedy::HELD)?,
+                Some(usage) => self.served.refuse_holders_beside(&usage, remedy::HELD)?,
+            }
         }
         let volatile = self.served.volume.volatile_bytes();
         // Ending swap brings swapped-out data back to memory, so nothing is lost.
-        let swap = matches!(usage, Some(Usage::Swap { .. }));
-        if volatile > 0 && !how.discard && !swap {
+        if volatile > 0 && !how.discard && !self.holds_only_swap() {
             return Err(Error::would_lose(format!(
                 "volume `{name}` holds {} that exist nowhere else",
                 size::human(volatile)
@@ -92,12 +93,27 @@ impl Running {
     }
 
     /// Ends the device's use and stops the export; with `force` also while the device is held. The
-    /// daemon then ends by `end`.
+    /// daemon then ends by `end`. If the export can't be stopped, the use begins again.
     fn stop(&self, force: bool, end: End) -> Result<()> {
         match self.end_job(force).and_then(|()| self.end_use()) {
             Err(e) if force => log::line(&format!("forced: {e}")),
             ended => ended?,
         }
+        let stopped = self.stop_export(force, end);
+        if stopped.is_err() && !force {
+            self.use_again();
+        }
+        stopped
+    }
+
+    /// Begins the device's use again, which was ended in vain.
+    fn use_again(&self) {
+        if let Err(e) = self.begin_use(&|_| {}) {
+            log::line(&e.to_string());
+        }
+    }
+
+    fn stop_export(&self, force: bool, end: End) -> Result<()> {
         let mut slot = self.served.export()?;
         let Some(export) = slot.as_mut() else { return Ok(()) };
         match export.stop() {
@@ -106,9 +122,13 @@ impl Running {
                 log::line(&format!("forced: {e}"));
                 export.stop_by_force()?;
             }
-            Err(e) => return Err(e),
+            Err(e) => {
+                self.served.note_endpoints(export.endpoints());
+                return Err(e);
+            }
         }
         *slot = None; // dropping it also stops what `stop` refused to stop
+        self.served.note_endpoints(Vec::new());
         self.phase.end(end);
         Ok(())
     }
@@ -158,7 +178,10 @@ impl Running {
         if self.served.state.lock().plan.usage.is_none() {
             self.refuse_left(force)?;
         }
-        if !force {
+        // No daemon finds what a store has not got, also by force.
+        if unsent::store(&*self.served.volume).is_some() {
+            self.flush().map_err(|e| e.hint(remedy::NOT_SENT))?;
+        } else if !force {
             self.flush().map_err(|e| e.hint(remedy::NOT_DURABLE_YET))?;
         }
         asking.agree()?;
@@ -209,6 +232,7 @@ impl Running {
     fn make_way(&self, force: bool, end: End) -> Result<()> {
         let leave = || {
             let force = self.refuse_left(force)?;
+            self.secure()?;
             self.leave(end).or_else(|e| if force { self.stop(true, end) } else { Err(e) })
         };
         if self.served.waits() {
@@ -217,10 +241,8 @@ impl Running {
         self.end_job(force)?;
         self.end_use()?;
         let left = leave();
-        if left.is_err()
-            && let Err(e) = self.begin_use(&|_| {})
-        {
-            log::line(&e.to_string());
+        if left.is_err() {
+            self.use_again();
         }
         left
     }
@@ -251,20 +273,35 @@ impl Running {
         }))
     }
 
-    /// Stops the export so that the next daemon can take it over; this one then ends by `end`.
-    /// First makes durable what can be; the memory holder has the rest.
+    /// Makes durable what can be, before the next daemon goes on. Fails if that would not find the
+    /// rest: the memory holder has what is in memory, and nothing of what a store has not got.
+    fn secure(&self) -> Result<()> {
+        let Err(e) = self.flush() else { return Ok(()) };
+        let volume = &*self.served.volume;
+        if unsent::store(volume).is_some() {
+            return Err(e.hint(remedy::NOT_SENT));
+        }
+        if volume.log().is_none() && volume.volatile_bytes() == 0 {
+            // It is no more durable while this daemon goes on.
+            log::line(&e.to_string());
+            return Ok(());
+        }
+        if !self.is_kept() {
+            return Err(e);
+        }
+        log::line(&format!("{e}: it stays in memory, for the next daemon"));
+        Ok(())
+    }
+
+    /// Stops the export so that the next daemon can take it over; this one then ends by `end`. What
+    /// has to be found then is secure ([`Self::secure`]).
     fn leave(&self, end: End) -> Result<()> {
         let mut slot = self.served.export()?;
         let Some(export) = slot.as_mut() else { return Ok(()) };
-        match self.flush() {
-            Err(e) if self.is_kept() => {
-                log::line(&format!("{e}: it stays in memory, for the next daemon"));
-            }
-            flushed => flushed?,
-        }
         export.leave()?;
         let leftovers = export.leftovers();
         *slot = None;
+        self.served.note_endpoints(Vec::new());
         self.phase.end(end);
         drop(slot);
         self.served.note_left(leftovers);
@@ -278,14 +315,14 @@ impl Running {
 
     /// Tells what would be lost if the memory was given up; `None` if nothing would.
     fn holds_alone(&self) -> Option<String> {
-        let state = self.served.state.lock();
-        let swap = matches!(state.plan.usage, Some(Usage::Swap { .. }));
+        let (has_job, logs) = {
+            let state = self.served.state.lock();
+            (state.plan.job.is_some(), state.plan.log.is_some())
+        };
         // By then, swapped-out data is back in memory, or worthless.
-        if swap || state.plan.job.is_some() {
+        if has_job || self.holds_only_swap() {
             return None;
         }
-        let logs = state.plan.log.is_some();
-        drop(state);
         match self.served.volume.volatile_bytes() {
             0 if logs => self.flush().err().map(|e| e.to_string()),
             0 => None,
@@ -294,11 +331,18 @@ impl Running {
     }
 
     /// Ends because of a signal, unless a request is changing the device's use, or the device is
-    /// held. Data that exists nowhere else stays with the memory holder.
+    /// held, or a store has not got all. Data that exists nowhere else stays with the memory
+    /// holder.
     pub(super) fn end_by_signal(&self) -> Result<()> {
         let _turn = self.phase.begin(Change::Signal)?;
+        self.unsent.refuse(&self.served.volume)?;
         if self.waits_for_next() {
+            self.secure()?;
             return self.leave(End::Left);
+        }
+        if let Some(usage) = self.served.usage() {
+            // Else the use would end, and begin again, with each try.
+            self.served.refuse_holders_beside(&usage, "end that first")?;
         }
         let Some(what) = self.holds_alone() else { return self.stop(false, End::Down) };
         self.refuse_unkept()?;
@@ -308,8 +352,13 @@ impl Running {
     }
 
     /// Ends because of a second signal, even while the device is held. Data that exists nowhere
-    /// else still stays with the memory holder, if there is one.
+    /// else still stays with the memory holder, if there is one; a store gets a last chance to take
+    /// what it has not got.
     pub(super) fn end_by_force(&self) {
+        if let Some(store) = unsent::lacking(&*self.served.volume) {
+            let (place, bytes) = (store.place, size::human(store.waiting_bytes));
+            log::line(&format!("{bytes} are lost unless {place} takes them within a minute"));
+        }
         let Some(what) = self.holds_alone().filter(|_| self.is_kept()) else {
             return self.give_up();
         };

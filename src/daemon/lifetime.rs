@@ -294,7 +294,7 @@ fn wait(running: &Arc<Running>, inbox: &Receiver<Event>, presence: &mut Presence
                     Err(e) if !asked => {
                         log::line(&format!("asked to end, but {e}"));
                         if !running.waits_for_next() {
-                            log::line("ending when it is released; a second signal ends at once");
+                            log::line("ending when that is over; a second signal ends at once");
                         }
                         asked = true;
                     }
@@ -317,7 +317,7 @@ fn let_go(volume: Arc<dyn Serving>) {
 fn ready_of(running: &Running, removed: Vec<String>, notes: Vec<String>) -> Ready {
     let served = &running.served;
     Ready {
-        endpoints: served.export.lock().as_ref().map(|e| e.endpoints()).unwrap_or_default(),
+        endpoints: served.endpoints(),
         pid: std::process::id(),
         plan: served.plan(),
         removed,

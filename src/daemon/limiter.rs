@@ -40,7 +40,7 @@ const LOOK: u32 = 10;
 /// The limiter thread; dropping this ends it.
 pub(super) struct Limiter {
     report: Arc<Mutex<Option<Report>>>,
-    _thread: Worker,
+    thread: Worker,
 }
 
 impl Limiter {
@@ -57,7 +57,12 @@ impl Limiter {
                 std::thread::park_timeout(STEP);
             }
         })?;
-        Ok(Self { report, _thread: thread })
+        Ok(Self { report, thread })
+    }
+
+    /// Whether the thread has ended by itself.
+    pub(super) fn has_ended(&self) -> bool {
+        self.thread.has_ended()
     }
 
     /// The present report; `None` before the first step.
@@ -103,12 +108,15 @@ impl Adapting {
         }
     }
 
-    /// Takes a sample, decides, and sets the limit. Returns `false` if the volume is gone or has a
-    /// fixed limit.
+    /// Takes a sample, decides, and sets the limit. Returns `false` if the volume is gone.
     fn step(&mut self, served: &Weak<Served>) -> bool {
         let Some(served) = served.upgrade() else { return false };
         let plan = served.plan();
-        let Some(bounds) = plan.ram_auto else { return false };
+        let Some(bounds) = plan.ram_auto else {
+            // A change is fixing the limit. It ends this thread, unless it adapts again by then.
+            *self.latest.lock() = None;
+            return true;
+        };
         if self.steps.is_multiple_of(LOOK) {
             self.look_at_device(&served, &plan);
         }

@@ -53,6 +53,7 @@ mod swapping;
 mod takeover;
 mod threads;
 mod troubles;
+mod unsent;
 mod using;
 mod watching;
 

@@ -6,6 +6,7 @@ use super::phase::Phase;
 use super::room::room;
 use super::served::Served;
 use super::threads::Threads;
+use super::unsent::Unsent;
 use crate::config::Plan;
 use crate::stats::{Stats, time};
 use std::sync::Arc;
@@ -17,6 +18,8 @@ pub(super) struct Running {
     pub threads: Threads,
     /// Control requests that wait for the log to be drained.
     pub drains: Drains,
+    /// What a store has not got when a signal ends the daemon.
+    pub unsent: Unsent,
     /// Why the device must not be swap; `None` if it may.
     pub unsafe_for_swap: Option<String>,
 }
@@ -32,6 +35,7 @@ impl Running {
             served: Arc::new(served),
             threads: Threads::new(memory_holder),
             drains: Drains::default(),
+            unsent: Unsent::default(),
             unsafe_for_swap,
         })
     }

@@ -12,6 +12,8 @@ use crate::config::{Paths, Plan, Usage};
 use crate::device::Serving;
 use crate::error::{Error, Result};
 use crate::export::{Export, Leftover};
+use crate::system::holders::patience_with;
+use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -34,6 +36,9 @@ pub(super) struct Served {
     /// Held while a thread changes the volume's sizes.
     pub sizes: Ranked<()>,
     pub export: Ranked<Option<Box<dyn Export>>>,
+    /// What users open, beside the export: a thread that changes or stops that holds its lock for
+    /// long.
+    endpoints: Mutex<Vec<String>>,
     pub state: Ranked<State>,
 }
 
@@ -53,6 +58,7 @@ impl Served {
             events,
             history: History::new(&state.plan.name),
             sizes: Ranked::new(Rank::Sizes, ()),
+            endpoints: Mutex::new(export.endpoints()),
             export: Ranked::new(Rank::Export, Some(export)),
             state: Ranked::new(Rank::State, state),
         }
@@ -75,11 +81,15 @@ impl Served {
         }
     }
 
-    /// Writes another use of the device to the state file.
+    /// Writes another use of the device to the state file. If that fails, the plan stays, too.
     pub fn note_usage(&self, usage: Option<Usage>) -> Result<()> {
         let mut state = self.state.lock();
-        state.plan.usage = usage;
-        state.write(&self.files)
+        let before = std::mem::replace(&mut state.plan.usage, usage);
+        let written = state.write(&self.files);
+        if written.is_err() {
+            state.plan.usage = before;
+        }
+        written
     }
 
     /// Writes the remaining leftovers to the state file.
@@ -100,6 +110,16 @@ impl Served {
             Some(_) => Err(taken_down(&self.name)),
             None => Err(self.being_changed()),
         }
+    }
+
+    /// What users open; nothing once the export is stopped. Waits for no other thread.
+    pub fn endpoints(&self) -> Vec<String> {
+        self.endpoints.lock().clone()
+    }
+
+    /// Notes what users open from now on, for [`Self::endpoints`]. The caller holds the export.
+    pub fn note_endpoints(&self, now: Vec<String>) {
+        *self.endpoints.lock() = now;
     }
 
     /// The error for a request that comes while another thread changes the volume.
@@ -123,9 +143,15 @@ impl Served {
 
     /// The holders of the device that do not release it within `LEAVING`.
     pub fn holders_that_stay(&self) -> Result<Vec<String>> {
+        self.those_that_stay(|_| true)
+    }
+
+    /// The same of those that count.
+    fn those_that_stay(&self, counts: impl Fn(&String) -> bool) -> Result<Vec<String>> {
         let until = Instant::now() + LEAVING;
         loop {
-            let holders = self.export()?.as_ref().map(|e| e.holders()).unwrap_or_default();
+            let mut holders = self.export()?.as_ref().map(|e| e.holders()).unwrap_or_default();
+            holders.retain(&counts);
             if holders.is_empty() || Instant::now() >= until {
                 return Ok(holders);
             }
@@ -135,7 +161,18 @@ impl Served {
 
     /// Refuses while the device is held.
     pub fn refuse_holders(&self, hint: impl Into<String>) -> Result<()> {
-        let holders = self.holders_that_stay()?;
+        self.refuse(&self.holders_that_stay()?, hint)
+    }
+
+    /// Refuses while the device is held by more than its use `usage`, which the daemon ends before
+    /// it stops the export. Processes that look for longer, as udev's, are waited for there.
+    pub fn refuse_holders_beside(&self, usage: &Usage, hint: impl Into<String>) -> Result<()> {
+        let own = usage.holder();
+        let counts = |holder: &String| *holder != own && patience_with(holder) <= LEAVING;
+        self.refuse(&self.those_that_stay(counts)?, hint)
+    }
+
+    fn refuse(&self, holders: &[String], hint: impl Into<String>) -> Result<()> {
         if holders.is_empty() {
             return Ok(());
         }

@@ -2,7 +2,8 @@
 //!
 //! Invariants: a setting of the machine is in the state file before it is set; a device with
 //! holders never becomes swap, and a device with content only by force; swap ends only if memory
-//! seems to have room for its content, or by force.
+//! seems to have room for its content, or by force; no plan tells that a device holds nothing but
+//! swap: the device itself does.
 
 use super::log;
 use super::resident;
@@ -19,7 +20,7 @@ use crate::remedy;
 use crate::system::reclaim::make_present;
 use crate::system::usage::{self, Room, Tuned};
 use rustix::event::{PollFd, PollFlags, poll};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
@@ -43,6 +44,13 @@ impl Running {
             self.refuse_content(&device)?;
         }
         asking.agree()?;
+        let before = self.served.usage();
+        if before.is_some() {
+            // A user has ended swap by hand. What went with it has not ended, and the settings that
+            // it found would be forgotten.
+            self.threads.end_swap();
+            state::untune(&self.served.files, before.as_ref());
+        }
         let mut notes = Vec::new();
         let mut usage = Usage::Swap {
             priority: ask.priority,
@@ -58,13 +66,15 @@ impl Running {
         self.carry_swap(true)?;
         resident::begin(&self.served.files);
         make_present();
-        self.served.note_usage(Some(usage.clone()))?;
+        if let Err(e) = self.served.note_usage(Some(usage.clone())) {
+            self.carry_none()?;
+            return Err(e);
+        }
         let homes = self.homes();
         let made = (true, homes.announced());
         if let Err(e) = usage::begin(&usage, &device, made, &|what| log::line(what)) {
-            self.carry_swap(false)?;
-            resident::end();
-            self.served.note_usage(None)?;
+            self.carry_none()?;
+            self.served.note_usage(before)?;
             return Err(e);
         }
         notes.extend(usage::tune(&usage));
@@ -76,6 +86,13 @@ impl Running {
 
     fn carry_swap(&self, on: bool) -> Result<()> {
         self.served.volume.in_memory().map_or(Ok(()), |memory| memory.carry_swap(on))
+    }
+
+    /// Ends what this process does while its volume carries swap.
+    pub(super) fn carry_none(&self) -> Result<()> {
+        self.carry_swap(false)?;
+        resident::end();
+        Ok(())
     }
 
     /// Ends the use of the device as swap.
@@ -104,8 +121,7 @@ impl Running {
         let was = self.swapping(&device, &usage, Vec::new());
         self.look_how_it_compresses();
         self.end_within(&usage, &device, usage::END_ALONE)?;
-        self.carry_swap(false)?;
-        resident::end();
+        self.carry_none()?;
         state::untune(&self.served.files, Some(&usage));
         self.served.note_usage(None)?;
         let changed = |t: &Tuned| t.now().is_ok_and(|now| now != t.before);
@@ -158,19 +174,35 @@ impl Running {
 
     /// Refuses a device that has content.
     fn refuse_content(&self, device: &Path) -> Result<()> {
-        let bytes = self.served.volume.volatile_bytes();
-        if bytes == 0 {
-            return Ok(());
-        }
-        let found = Signature::of(&FileDrive::open(device, Access::ReadOnly)?)?;
-        let what = match found {
-            // A swap area that is not in use: its content is worthless.
-            Some(found) if found.kind == "swap" => return Ok(()),
-            Some(found) => format!("holds {found}"),
-            None => format!("holds {} of something unknown", human(bytes)),
-        };
-        Err(Error::would_lose(format!("volume `{}` {what}", self.served.name))
+        let Some(what) = self.other_than_swap(device)? else { return Ok(()) };
+        Err(Error::would_lose(format!("volume `{}` holds {what}", self.served.name))
             .hint(remedy::SWAP_HOLDS))
+    }
+
+    /// What a device holds beside swap, in words; `None`: nothing. The pages of a device that is
+    /// swap come back to memory when that ends; the content of a swap area that is not in use is
+    /// worthless.
+    ///
+    /// # Errors
+    /// The content can't be determined.
+    pub(super) fn other_than_swap(&self, device: &Path) -> Result<Option<String>> {
+        let bytes = self.served.volume.volatile_bytes();
+        if bytes == 0 || usage::is_swap(device) {
+            return Ok(None);
+        }
+        Ok(match Signature::of(&FileDrive::open(device, Access::ReadOnly)?)? {
+            Some(found) if found.kind == "swap" => None,
+            Some(found) => Some(found.to_string()),
+            None => Some(format!("{} of something unknown", human(bytes))),
+        })
+    }
+
+    /// Whether the plan has the device as swap, and it holds nothing else: a user may have ended
+    /// swap by hand, and have made a file system there.
+    pub(super) fn holds_only_swap(&self) -> bool {
+        let is_planned = matches!(self.served.usage(), Some(Usage::Swap { .. }));
+        let other = |device: PathBuf| self.other_than_swap(&device);
+        is_planned && self.served.device().and_then(other).is_ok_and(|other| other.is_none())
     }
 }
 

@@ -43,7 +43,8 @@ impl Threads {
         Self { now: Ranked::new(Rank::Threads, now) }
     }
 
-    /// Starts or stops adapting the limit, as the plan says.
+    /// Starts or stops adapting the limit, as the plan says. To be called whenever the plan may say
+    /// something else.
     ///
     /// # Errors
     /// See [`Limiter::start`].
@@ -52,13 +53,14 @@ impl Threads {
         let adapts = served.state.lock().plan.ram_auto.is_some();
         let before = {
             let mut now = self.now.lock();
-            match (adapts, now.limiter.is_some()) {
-                (true, true) | (false, false) => return Ok(()),
+            let works = now.limiter.as_ref().is_some_and(|limiter| !limiter.has_ended());
+            match (adapts, works) {
+                (true, true) => return Ok(()),
                 (true, false) => {
-                    now.limiter = Some(Limiter::start(Arc::downgrade(served))?);
-                    return Ok(());
+                    let next = Limiter::start(Arc::downgrade(served))?;
+                    now.limiter.replace(next)
                 }
-                (false, true) => now.limiter.take(),
+                (false, _) => now.limiter.take(),
             }
         };
         drop(before);

@@ -19,12 +19,15 @@ impl Running {
             progress(what);
         };
         let Some(mut usage) = self.served.usage() else { return Ok(None) };
+        let is_swap = matches!(usage, Usage::Swap { .. });
+        if is_swap && let Ok(Some(what)) = self.other_than_swap(&self.served.device()?) {
+            return self.give_swap_up(&usage, &what).map(Some);
+        }
         let mut notes = Vec::new();
         state::plan_settings(&self.served.files, &mut usage, &mut notes);
         // In the state file before it is set.
         self.served.note_usage(Some(usage.clone()))?;
         let (empty, homes) = (self.served.volume.volatile_bytes() == 0, self.homes());
-        let is_swap = matches!(usage, Usage::Swap { .. });
         if is_swap {
             make_present();
         }
@@ -34,6 +37,17 @@ impl Running {
         notes.iter().for_each(|failed| log::line(failed));
         self.threads.follow_swap(&self.served, &usage, &device);
         Ok(homes.about().filter(|_| is_swap && empty))
+    }
+
+    /// Has the device no longer as swap, because a user has ended that by hand and it holds `what`
+    /// since. Returns that as a note for the user.
+    fn give_swap_up(&self, usage: &Usage, what: &str) -> Result<String> {
+        self.carry_none()?;
+        state::untune(&self.served.files, Some(usage));
+        self.served.note_usage(None)?;
+        let note = format!("{} is no swap any more: it holds {what}", self.served.name);
+        log::line(&note);
+        Ok(note)
     }
 
     /// Ends the device's use.

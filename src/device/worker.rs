@@ -37,6 +37,11 @@ impl Worker {
             .context(format!("cannot start the thread {name}"))?;
         Ok(Self { stop, thread: Some(thread) })
     }
+
+    /// Whether the thread has ended by itself.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
 }
 
 impl Drop for Worker {

@@ -4,7 +4,7 @@
 //! each program has a time limit.
 
 pub use super::holders::is_swap;
-use super::holders::mounted_at;
+use super::holders::{mounted_at, of_block_device};
 use super::mounts::mounted_on;
 pub use super::swaps::{Room, SwapWith, kept_twice, room, swap_with, swapped};
 pub use super::tuning::{PAGE_CLUSTER, SWAPPINESS, Tuned};
@@ -69,6 +69,18 @@ impl Usage {
             freed_slots: SlotNews::Off,
             on_full: None,
             forced,
+        }
+    }
+
+    /// The use in the words in which a search for the holders of its device names it.
+    pub fn holder(&self) -> String {
+        match self {
+            Self::Swap { .. } => "swap".to_owned(),
+            Self::Ext4 { mount } => {
+                // The kernel's table has no slash at the end.
+                let point: PathBuf = mount.components().collect();
+                format!("mounted on {}", point.display())
+            }
         }
     }
 }
@@ -164,7 +176,7 @@ pub fn begin(
                 // A file system that is gone after a crash needs no journal and no blocks reserved
                 // for root.
                 run("mkfs.ext4", &["-q", "-F", "-O", "^has_journal", "-m", "0"])?;
-            } else {
+            } else if !is_mounted(device) {
                 // The device may have gone away while mounted, and the memory was kept.
                 run("e2fsck", &["-p"])?;
             }
@@ -278,6 +290,12 @@ pub fn refuse_unmounted(usage: &Usage) -> Result<()> {
     let name = Path::new(&entry.file_name()).display().to_string();
     Err(Error::usage(format!("{}: it holds {name}, which would be hidden", what()))
         .hint("empty it, or give another directory"))
+}
+
+/// Whether the file system of `device` is mounted anywhere, also in another mount namespace: then
+/// it needs no check, and can't be checked.
+fn is_mounted(device: &Path) -> bool {
+    of_block_device(device).iter().any(|holder| holder.starts_with("mounted on "))
 }
 
 fn refuse_link(point: &Path) -> Result<()> {

@@ -6,11 +6,15 @@ use crate::support::disk::Disk;
 use crate::support::group::Group;
 use crate::support::place::{BLOCK, content};
 use crate::support::sandbox::{Guard, Sandbox, eventually, finish};
+use crate::support::shell::{missing, ok};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::process::Command;
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
+/// From one look of the thread that adapts the limit to the next.
+const STEP: Duration = Duration::from_secs(1);
 
 fn up<'a>(more: &[&'a str]) -> Vec<&'a str> {
     let first = ["up", "vol", "--export", "nbd", "--size", "64M", "--segment", "64K"];
@@ -63,6 +67,39 @@ fn bounds_are_kept_and_changed_at_work() {
     // The configuration file has the same effect as the flags.
     sandbox.ztier(&["up", "vol", "--export", "nbd"]).ok();
     assert_eq!(adapting(&sandbox)["max_bytes"], 48 * MIB);
+}
+
+/// A change that fails half-way leaves a limit that is what the plan says: fixed, or adapting.
+#[test]
+fn a_limit_is_as_planned_also_after_a_change_that_failed() {
+    if missing(&["mkfs.ext4"]) {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let used = sandbox.path().join("used");
+    File::create(&used).unwrap().set_len(64 * MIB).unwrap();
+    ok(20, "mkfs.ext4", &["-q", "-F", used.to_str().unwrap()]);
+    let spill = format!("spill={}", used.display());
+    let set = |changes: &[&str]| sandbox.ztier(&[&["set", "vol"], changes].concat());
+    let args = up(&["--ram-limit", "auto", "--ram-min", "16M", "--ram-max", "48M"]);
+    sandbox.ztier(&args).ok();
+    adapting(&sandbox);
+    let says = ["only ram-limit is changed: ", "ext4", "--wipe"];
+    set(&["ram-limit=32M", &spill]).refused(5, &says);
+    let status = sandbox.status("vol");
+    let found = (&status["adapting"], status["ram_limit_bytes"].as_u64());
+    assert_eq!(found, (&Value::Null, Some(32 * MIB)));
+    std::thread::sleep(STEP * 2);
+    set(&["ram-limit=auto", "ram-min=20M", "ram-max=40M"]).ok();
+    assert_eq!(adapting(&sandbox)["min_bytes"], 20 * MIB);
+    // From a fixed limit to one that adapts.
+    set(&["ram-limit=32M"]).ok();
+    set(&["ram-limit=auto", "ram-min=24M", &spill]).refused(5, &says);
+    assert_eq!(adapting(&sandbox)["min_bytes"], 24 * MIB);
+    // A refusal that nothing precedes names nothing.
+    let said = set(&[&spill]).refused(5, &["ext4"]);
+    assert!(!said.contains("is changed"), "{said}");
+    sandbox.ztier(&["down", "vol"]).ok();
 }
 
 #[test]

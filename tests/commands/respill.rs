@@ -329,6 +329,32 @@ fn a_daemon_that_dies_in_the_middle_loses_nothing() {
     sandbox.ztier(&["down", "vol", "--discard"]).ok();
 }
 
+/// The limit goes down while what no longer fits is spilled, which takes long here.
+#[test]
+fn what_users_open_is_told_also_while_the_volume_changes() {
+    let Some((sandbox, drives)) = rig(&[("one", 64 * MIB)]) else { return };
+    sandbox.ztier(&[&UP[..], &["40M", "--spill", &path(&drives, "one")]].concat()).ok();
+    let mut disk = connect(&sandbox);
+    write(&mut disk, 1);
+    let ensure = ["up", "vol", "--export", "nbd", "--size", "64M", "--ensure"];
+    let open = sandbox.ztier(&ensure).ok();
+    assert!(open.contains("vol.nbd"), "{open}");
+    drives.fail("one", Op::Write, Fault::Slow(Duration::from_millis(20)));
+    let mut set = sandbox.command(&["set", "vol", "ram-limit=12M"]);
+    let set = set.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut set = Guard(set);
+    while set.0.try_wait().unwrap().is_none() {
+        assert_eq!(sandbox.ztier(&ensure).ok(), open);
+        assert_eq!(sandbox.status("vol")["endpoints"][0], open.trim());
+    }
+    assert_eq!(wait(&mut set.0), 0);
+    assert!(drives.struck("one") > 20, "{}", drives.struck("one"));
+    drives.heal();
+    check(&mut disk, 1);
+    drop(disk);
+    sandbox.ztier(&["down", "vol", "--discard"]).ok();
+}
+
 #[test]
 fn a_device_that_died_below_a_volume_at_work() {
     let Some((sandbox, drives)) = rig(&[("one", 64 * MIB), ("two", 64 * MIB)]) else { return };

@@ -6,9 +6,11 @@ use crate::support::place::content;
 use crate::support::sandbox::eventually;
 use crate::support::shell::missing;
 use crate::support::stored::{BLOCK, Stored, check, copy, read_independently, write};
+use rustix::process::{Signal, kill_process};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 const SIZE: &str = "16T";
 
@@ -159,6 +161,36 @@ fn an_outage_of_the_store_is_waited_for() {
     stored.up(0, &[]).refused(2, &["has no volume yet"]);
     fs::remove_dir_all(&stored.dir).unwrap();
     fs::rename(&away, &stored.dir).unwrap();
+    stored.up(0, &[]).ok();
+    check(&mut stored.disk(0), 0..10, 2);
+}
+
+/// Of a volume without a log, its daemon alone has what the store has not got.
+#[test]
+fn a_signal_in_an_outage_gives_nothing_up() {
+    let stored = Stored::new();
+    stored.up(0, &["--size", "1G"]).ok();
+    let sandbox = &stored.hosts[0];
+    let mut disk = stored.disk(0);
+    write(&mut disk, 0..10, 1);
+    disk.flush();
+    let away = stored.dir.with_extension("away");
+    fs::rename(&stored.dir, &away).unwrap();
+    write(&mut disk, 0..10, 2);
+    drop(disk);
+    eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
+    let pid = sandbox.pid("vol");
+    kill_process(pid, Signal::TERM).unwrap();
+    let log = sandbox.run_dir().join("vol.log");
+    let refused = format!("asked to end, but {} has not got ", stored.place());
+    eventually("it refuses to end", || {
+        fs::read_to_string(&log).is_ok_and(|text| text.contains(&refused))
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(sandbox.pid("vol"), pid);
+    check(&mut stored.disk(0), 0..10, 2);
+    fs::rename(&away, &stored.dir).unwrap();
+    eventually("it ends once the store has all", || sandbox.files().is_empty());
     stored.up(0, &[]).ok();
     check(&mut stored.disk(0), 0..10, 2);
 }

@@ -4,12 +4,13 @@
 
 use crate::support::machine::{Turn, set, settings, swap_line};
 use crate::support::sandbox::{Done, Sandbox, eventually, stop};
-use crate::support::shell::{missing, ok, unmount};
+use crate::support::shell::{missing, ok, ok_once_free, unmount};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use rustix::process::{Signal, kill_process};
 use std::ffi::c_void;
 use std::fs;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
@@ -435,6 +436,89 @@ fn a_dead_daemon_leaves_no_swap_and_no_settings() {
     assert_eq!(settings(), [5, 100]);
     sandbox.ztier(&["swapoff", &name]).ok();
     assert!(turn.is_as_before());
+}
+
+/// Ends swap by hand and makes a file system with a file there. Returns its mount point.
+fn file_system_in_place_of_swap(sandbox: &Sandbox, device: &str) -> PathBuf {
+    ok(60, "swapoff", &[device]);
+    ok_once_free("mkfs.ext4", &["-q", "-F", device]);
+    let point = sandbox.path().join("mnt");
+    fs::create_dir_all(&point).unwrap();
+    ok(20, "mount", &[device, point.to_str().unwrap()]);
+    fs::write(point.join("file"), "content").unwrap();
+    unmount(&point);
+    point
+}
+
+/// What the plan says of a device that was swap is no reason to give up what it holds since.
+#[test]
+fn a_file_system_in_place_of_swap_is_not_given_up() {
+    let (turn, sandbox) = (Turn::wait(), Sandbox::new());
+    let name = name("former");
+    let Some(device) = up(&sandbox, &name, "64M") else { return };
+    if missing(&["mkfs.ext4"]) {
+        return;
+    }
+    swapon(&sandbox, &name, &[]).ok();
+    let point = file_system_in_place_of_swap(&sandbox, &device);
+    let at = point.to_str().unwrap();
+    let is_there = || {
+        ok(20, "mount", &[&device, at]);
+        assert_eq!(fs::read_to_string(point.join("file")).unwrap(), "content");
+        unmount(&point);
+    };
+    sandbox.ztier(&["down", &name]).refused(5, &["exist nowhere else", "--discard"]);
+    is_there();
+    kill_process(sandbox.pid(&name), Signal::TERM).unwrap();
+    eventually("the daemon is gone", || {
+        sandbox.ztier(&["status", &name]).err.contains("the daemon of volume")
+    });
+    assert!(turn.is_as_before());
+    // The next daemon does not take it for swap, either.
+    let done = sandbox.ztier(&["restart", &name]);
+    assert!(done.err.contains("is no swap any more: it holds ext4"), "{done:?}");
+    done.ok();
+    is_there();
+    sandbox.ztier(&["down", &name]).refused(5, &["exist nowhere else", "--discard"]);
+    sandbox.ztier(&["down", &name, "--discard"]).ok();
+    assert!(turn.is_as_before());
+}
+
+#[test]
+fn swap_that_could_not_be_noted_is_none() {
+    let (turn, sandbox) = (Turn::wait(), Sandbox::new());
+    let name = name("unnoted");
+    let Some(device) = up(&sandbox, &name, "32M") else { return };
+    fs::write(&device, vec![7; 1 << 20]).unwrap();
+    // No state file can be made here meanwhile.
+    let unfinished = sandbox.run_dir().join(format!("{name}.json.new"));
+    fs::create_dir(&unfinished).unwrap();
+    swapon(&sandbox, &name, &[]).refused(1, &["cannot write", ".json"]);
+    fs::remove_dir(&unfinished).unwrap();
+    assert!(swap_line(&device).is_none() && turn.is_as_before());
+    let status = sandbox.status(&name);
+    assert!(status["usage"].is_null(), "{status}");
+    sandbox.ztier(&["down", &name]).refused(5, &["exist nowhere else", "--discard"]);
+    sandbox.ztier(&["down", &name, "--discard"]).ok();
+}
+
+#[test]
+fn settings_are_put_back_also_after_a_swapoff_by_hand() {
+    let (turn, sandbox) = (Turn::wait(), Sandbox::new());
+    let name = name("again");
+    let Some(device) = up(&sandbox, &name, "32M") else { return };
+    set("page-cluster", 2);
+    set("swappiness", 70);
+    for _ in 0..2 {
+        swapon(&sandbox, &name, &[]).ok();
+        assert_eq!(settings(), [5, 100]);
+        ok(60, "swapoff", &[&device]);
+    }
+    swapon(&sandbox, &name, &[]).ok();
+    sandbox.ztier(&["swapoff", &name]).ok();
+    assert_eq!(settings(), [2, 70]);
+    sandbox.ztier(&["down", &name]).ok();
+    drop(turn);
 }
 
 #[test]

@@ -3,10 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use crate::support::machine::Turn;
-use crate::support::sandbox::Sandbox;
-use crate::support::shell::missing;
+use crate::support::sandbox::{Guard, Sandbox, eventually};
+use crate::support::shell::{missing, ok, unmount};
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 use ztier::kernel_text::kernel_text;
 
 /// Whether block devices can't be made here; prints the reason.
@@ -116,6 +117,46 @@ fn a_mount_point_that_holds_something_or_leads_elsewhere_is_refused() {
     assert_eq!(fs::read_to_string(at("empty/inside")).unwrap(), "content");
     sandbox.ztier(&["down", &name, "--discard"]).ok();
     assert_eq!(fs::read_dir(at("empty")).unwrap().count(), 0);
+}
+
+/// Unmounting first, and refusing then, would leave the volume up without its use.
+#[test]
+fn a_use_goes_on_if_the_volume_does() {
+    let sandbox = Sandbox::new();
+    if no_block_device(&sandbox) || missing(&["mkfs.ext4"]) {
+        return;
+    }
+    let name = name("on");
+    let dir = fs::canonicalize(sandbox.path()).unwrap();
+    let (point, second) = (dir.join("mnt"), dir.join("second"));
+    let at = point.to_str().unwrap();
+    let up = ["up", &name, "--size", "64M", "--export", "fuse", "--use", "ext4", "--mount", at];
+    sandbox.ztier(&up).ok();
+    fs::write(point.join("file"), "content").unwrap();
+    let is_there = || assert_eq!(fs::read_to_string(point.join("file")).unwrap(), "content");
+    let down = ["down", &name, "--discard"];
+
+    fs::create_dir(&second).unwrap();
+    ok(20, "mount", &["--bind", at, second.to_str().unwrap()]);
+    let mounted = format!("mounted on {}", second.display());
+    sandbox.ztier(&down).refused(4, &["is in use", &mounted, "end that first"]);
+    is_there();
+    unmount(&second);
+
+    // Where another process has it mounted shows only once this mount is gone.
+    if !missing(&["unshare"]) {
+        let mut apart = Command::new("unshare");
+        apart.args(["--mount", "--propagation", "private", "sleep", "60"]);
+        let apart = Guard(apart.spawn().unwrap());
+        let process = PathBuf::from(format!("/proc/{}", apart.0.id()));
+        let sleeps = || fs::read_to_string(process.join("comm")).is_ok_and(|s| s == "sleep\n");
+        eventually("it has mounts of its own", sleeps);
+        sandbox.ztier(&down).refused(4, &["in the namespace of process"]);
+        is_there();
+    }
+    // A namespace, and its mounts, go a moment after its last process.
+    eventually("it is down", || sandbox.ztier(&down).status == 0);
+    assert!(!point.join("file").exists());
 }
 
 /// With force, the user of the device would keep an open device that returns errors, without a
