@@ -107,7 +107,7 @@ impl Forget {
                 Known::Lacking(record) => left.push(("record of what the log holds", record)),
             }
         }
-        let credentials = paths.credentials(&name);
+        let credentials = paths.credentials(name);
         left.extend(credentials.exists().then_some(("credentials", credentials)));
         daemon::look_at(drives.all().map(|(_, path)| path));
         self.print(&removed, &left)

@@ -44,11 +44,7 @@ pub(super) struct Origin<'a> {
 ///
 /// # Errors
 /// A drive is not what the plan says, or the machine refuses memory.
-pub(super) fn create(
-    plan: &Plan,
-    origin: &Origin<'_>,
-    progress: &dyn Fn(&str),
-) -> Result<Made> {
+pub(super) fn create(plan: &Plan, origin: &Origin<'_>, progress: &dyn Fn(&str)) -> Result<Made> {
     if plan.exclusive == Exclusive::On {
         evicted::available().map_err(|e| e.hint("give --exclusive auto, or see ztier doctor"))?;
     }

@@ -412,6 +412,7 @@ mod tests {
             kept: false,
             restarts: 0,
             compresses_percent: None,
+            session: None,
             foreground: false,
             leftovers,
         };

@@ -324,18 +324,11 @@ fn clean_all(lock: Lock, files: &VolumeFiles, force: bool) -> Result<Vec<String>
     Ok(removed)
 }
 
-/// Removes the leftovers of a dead daemon that satisfy `which`. The caller holds the lock and keeps
-/// it.
+/// Removes the leftovers of a dead daemon that satisfy `which`, with `force` also a device that is
+/// held. The caller holds the lock and keeps it.
 ///
 /// # Errors
 /// As [`clean`].
-pub(super) fn clean_leftovers(
-    files: &VolumeFiles,
-    which: impl Fn(&Leftover) -> bool,
-) -> Result<Vec<String>> {
-    remove_leftovers(files, which, false)
-}
-
 pub(super) fn remove_leftovers(
     files: &VolumeFiles,
     which: impl Fn(&Leftover) -> bool,
@@ -544,6 +537,7 @@ mod tests {
             kept: false,
             restarts: 0,
             compresses_percent: None,
+            session: None,
             foreground: false,
             plan: serde_json::from_value(plan).unwrap(),
             leftovers: vec![
