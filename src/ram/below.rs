@@ -6,7 +6,8 @@
 //! that is done the old device has everything, and afterwards the new one or memory has.
 //!
 //! Invariants: an error changes nothing but where records are, and what the caller gave up; a
-//! segment in a slot never changes, so its copy is valid until the segment is freed.
+//! segment in a slot never changes, so its copy is valid until the segment is freed; requests go on
+//! meanwhile, so a segment is known by its number and sequence, never by its number alone.
 
 use super::engine::Ram;
 use super::lower::Lower;
@@ -17,7 +18,7 @@ use crate::media::budget::Taker;
 use crate::media::{ALIGN, Buffer};
 use crate::ram::store::{Cleaned, Session};
 use crate::remedy;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,10 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_millis(1);
 /// Live records that come back take this part more, for ends of segments.
 const ENDS_PART: u64 = 16;
+
+/// The sequences of segments that can't be read, by their numbers. A number may be that of another
+/// segment, with other data, before they are given up.
+type Unreadable = BTreeMap<u32, u64>;
 
 /// A change of the spill device.
 pub struct Change<'a> {
@@ -77,7 +82,7 @@ impl Ram {
         drop(old.slot.lock());
         self.free_slots();
         let Change { to, gives_up, stop, commit } = change;
-        let mut unread = BTreeSet::new();
+        let mut unread = Unreadable::new();
         match &to {
             Some(to) => self.copy_slots(&old, to, stop, &mut unread)?,
             None => self.empty_slots(session, &old, (gives_up, stop), &mut unread)?,
@@ -133,7 +138,7 @@ impl Ram {
         old: &Lower,
         to: &SpillTo,
         stop: &dyn Fn() -> bool,
-        unread: &mut BTreeSet<u32>,
+        unread: &mut Unreadable,
     ) -> Result<()> {
         let segments = self.store().segments();
         let size = self.store().segment_size();
@@ -146,7 +151,7 @@ impl Ram {
             let written = !read || target.write(slot, bytes);
             segments.unclaim(victim.segment);
             if !read {
-                unread.insert(victim.segment);
+                unread.insert(victim.segment, victim.sequence);
             }
             if !written {
                 return Err(Error::failure("the new spill device does not take what it is given")
@@ -165,7 +170,7 @@ impl Ram {
         session: &Session,
         old: &Lower,
         (gives_up, stop): (bool, &dyn Fn() -> bool),
-        unread: &mut BTreeSet<u32>,
+        unread: &mut Unreadable,
     ) -> Result<()> {
         let segments = self.store().segments();
         let (bytes, _) = segments.live_below();
@@ -177,7 +182,7 @@ impl Ram {
             next = victim.segment + 1;
             if old.spill.read(slot, 0, bytes).is_err() {
                 segments.unclaim(victim.segment);
-                unread.insert(victim.segment);
+                unread.insert(victim.segment, victim.sequence);
                 continue;
             }
             match self.store().take_up(session, victim, bytes, Taker::Ordinary) {
@@ -186,7 +191,7 @@ impl Ram {
                 Cleaned::NoRoom => next = victim.segment,
                 Cleaned::Damaged => {
                     segments.unclaim(victim.segment);
-                    unread.insert(victim.segment);
+                    unread.insert(victim.segment, victim.sequence);
                 }
             }
             self.settle();
@@ -219,11 +224,15 @@ impl Ram {
     }
 
     /// Gives up what is in segments that can't be read. Returns the number of blocks.
-    fn give_up(&self, session: &Session, unread: &BTreeSet<u32>, agreed: bool) -> Result<u64> {
-        let is_gone = |segment: u32| unread.contains(&segment);
+    fn give_up(&self, session: &Session, unread: &Unreadable, agreed: bool) -> Result<u64> {
+        let segments = self.store().segments();
+        let is_gone = |segment: u32| {
+            let noted = unread.get(&segment);
+            noted.is_some_and(|sequence| segments.sequence(segment) == *sequence)
+        };
         let blocks = match unread.is_empty() {
             true => 0,
-            false => self.store().blocks_in(is_gone),
+            false => self.store().blocks_in(session, is_gone),
         };
         if blocks == 0 {
             return Ok(0);

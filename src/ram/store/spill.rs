@@ -247,7 +247,8 @@ impl Store {
     }
 
     /// Gives up the blocks whose records are in segments that `is_gone` names: reading them fails
-    /// until they are written or discarded. Returns their number.
+    /// until they are written or discarded. Returns their number. `is_gone` decides last while an
+    /// entry names the segment, which keeps its sequence meanwhile.
     pub fn lose(&self, session: &Session, is_gone: impl Fn(u32) -> bool) -> u64 {
         let mut lost = 0;
         self.index.each_present(|block, entry| {
@@ -279,11 +280,17 @@ impl Store {
         Slots::memory_of(slots) + if has_windows { 0 } else { windows }
     }
 
-    /// The number of blocks whose records are in segments that `is_gone` names.
-    pub fn blocks_in(&self, is_gone: impl Fn(u32) -> bool) -> u64 {
+    /// The number of blocks whose records are in segments that `is_gone` names, as for
+    /// [`Store::lose`].
+    pub fn blocks_in(&self, session: &Session, is_gone: impl Fn(u32) -> bool) -> u64 {
+        let goes = |home| matches!(home, Home::Record(at) if is_gone(at.segment));
         let mut blocks = 0;
-        self.index.each_present(|_, entry| {
-            blocks += u64::from(matches!(entry.home(), Home::Record(at) if is_gone(at.segment)));
+        self.index.each_present(|block, entry| {
+            if goes(entry.home()) {
+                // What the index names now is not freed before the pin ends.
+                let _pin = session.pin(self);
+                blocks += u64::from(goes(self.index.load(block).home()));
+            }
         });
         blocks
     }
