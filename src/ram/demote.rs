@@ -202,6 +202,9 @@ impl Ram {
         if store.slots().free() == 0 && store.free_dead_slots() > 0 {
             self.settle();
         }
+        if store.slots().free() == 0 {
+            return false;
+        }
         let Some(victim) = self.coldest(&lower, session) else { return false };
         self.take_down(session, victim, who)
     }

@@ -279,6 +279,45 @@ fn everything_full_is_refused_and_discards_make_room() {
     }
 }
 
+/// With all slots taken, a write that is refused copies nothing: copies of what was read lately
+/// would take the memory that cleaning needs after discards.
+#[test]
+fn a_refused_write_copies_nothing() {
+    let segment = 32 << 10;
+    let mut rig = Rig::with_room(segment, 64, 21, 128);
+    let mut end = 0;
+    while rig.refused == 0 {
+        let data = rig.dice.bytes(BLOCK, 8);
+        rig.write(end * BLOCK, &data);
+        end += 1;
+    }
+    let stats = rig.volume().stats();
+    assert_eq!(stats.spill_slots_used, stats.spill_slots, "{stats:?}");
+    let (before, refused) = (stats.bytes_moved, rig.refused);
+    for round in 0..100 {
+        // One block of each segment, which holds seven.
+        for block in (round % 7..end - 1).step_by(7) {
+            rig.check(block * BLOCK, BLOCK);
+        }
+        let data = rig.dice.bytes(BLOCK, 8);
+        rig.write((end + round) * BLOCK, &data);
+    }
+    let moved = rig.volume().stats().bytes_moved - before;
+    let refused = rig.refused - refused;
+    assert!(refused > 90 && moved < 4 * u64::from(segment), "{refused}, {moved} bytes");
+    for block in (0..end).step_by(2) {
+        rig.discard(block * BLOCK, BLOCK);
+    }
+    let refused = rig.refused;
+    for block in (0..end).step_by(4) {
+        let data = rig.dice.bytes(BLOCK, 8);
+        rig.write(block * BLOCK, &data);
+    }
+    assert_eq!(rig.refused, refused, "there was room for these");
+    rig.check_all();
+    rig.empty();
+}
+
 /// A device that accepts no more writes: its content is readable, nothing is lost, and only memory
 /// has room.
 #[test]
