@@ -53,7 +53,7 @@ mod tests {
         let paths = Paths { run, config, state };
         let settings = Settings { size: Some(Amount::Bytes(MIB)), ..Settings::default() };
         let plan = Plan::resolve("v", &settings, Kind::Nbd, &paths).unwrap();
-        Plan { segment_bytes: MIB as u32, ..plan }
+        Plan { segment_bytes: MIB as u32, ram_auto: None, ..plan }
     }
 
     /// 50 MiB of 100 MiB are in use, by data that compresses to the half; 20 of 30 slots are free.

@@ -16,6 +16,7 @@ use super::spill::{Spill, SpillTo};
 use crate::error::{Context, Error, Result};
 use crate::media::budget::Taker;
 use crate::media::{ALIGN, Buffer};
+use crate::ram::store::segment::{Next, Sealed};
 use crate::ram::store::{Cleaned, Session};
 use crate::remedy;
 use std::collections::BTreeMap;
@@ -24,6 +25,8 @@ use std::time::Duration;
 
 /// Interval between two looks whether threads have written what they were about to.
 const LOOK: Duration = Duration::from_millis(1);
+/// How long a change waits for them: longer than a device that works takes.
+const LONGEST: Duration = Duration::from_secs(60);
 /// Live records that come back take this part more, for ends of segments.
 const ENDS_PART: u64 = 16;
 
@@ -131,6 +134,23 @@ impl Ram {
         self.settle();
     }
 
+    /// Claims the first segment in a slot from number `first` on; also returns its slot. Waits for
+    /// a thread that has claimed it for a moment: its blocks would be lost without it.
+    fn claim_next(&self, first: u32, stop: &dyn Fn() -> bool) -> Result<Option<(Sealed, u32)>> {
+        let mut next = None;
+        let is_free = || {
+            next = self.store().segments().claim_below(first);
+            next != Some(Next::Taken)
+        };
+        wait_until(is_free, stop, || {
+            Error::failure("another thread is at work on what is spilled").hint("try again")
+        })?;
+        Ok(match next {
+            Some(Next::Claimed(victim, slot)) => Some((victim, slot)),
+            Some(Next::Taken) | None => None,
+        })
+    }
+
     /// Copies all used slots to the same places of another device. Adds segments that can't be
     /// read to `unread`.
     fn copy_slots(
@@ -144,7 +164,7 @@ impl Ram {
         let size = self.store().segment_size();
         let target = Spill::new(SpillTo { daily: 0, ..to.clone() }, size);
         let (mut next, mut buffer) = (0, Buffer::new(size as usize));
-        while let Some((victim, slot)) = segments.claim_below(next) {
+        while let Some((victim, slot)) = self.claim_next(next, stop)? {
             next = victim.segment + 1;
             let bytes = &mut buffer[..(victim.end as usize).next_multiple_of(ALIGN)];
             let read = old.spill.read(slot, 0, bytes).is_ok();
@@ -177,7 +197,7 @@ impl Ram {
         // What can't be read needs no room.
         self.find_room(session, if gives_up { 0 } else { bytes + bytes / ENDS_PART })?;
         let (mut next, mut buffer) = (0, Buffer::new(self.store().segment_size() as usize));
-        while let Some((victim, slot)) = segments.claim_below(next) {
+        while let Some((victim, slot)) = self.claim_next(next, stop)? {
             let bytes = &mut buffer[..(victim.end as usize).next_multiple_of(ALIGN)];
             next = victim.segment + 1;
             if old.spill.read(slot, 0, bytes).is_err() {
@@ -247,6 +267,28 @@ impl Ram {
         self.count_lost_below(lost);
         Ok(lost)
     }
+}
+
+/// Waits until `is_so`, but no longer than the caller wants the change, nor than [`LONGEST`].
+///
+/// # Errors
+/// The caller has hung up, or the time has passed: then `late`.
+fn wait_until(
+    mut is_so: impl FnMut() -> bool,
+    stop: &dyn Fn() -> bool,
+    late: impl FnOnce() -> Error,
+) -> Result<()> {
+    let deadline = crate::sync::now() + LONGEST;
+    while !is_so() {
+        if stop() {
+            return Err(hung_up());
+        }
+        if crate::sync::now() >= deadline {
+            return Err(late());
+        }
+        crate::sync::sleep(LOOK);
+    }
+    Ok(())
 }
 
 fn hung_up() -> Error {

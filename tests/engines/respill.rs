@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::support::ram_drive::RamDrive;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use ztier::device::Algorithm;
 use ztier::error::Result;
 use ztier::media::{Action, Drive, DriveError, Memory};
@@ -197,4 +198,27 @@ fn what_is_given_up_was_on_the_device() {
         check(&ram, (0..BLOCKS).filter(|number| !blocks.contains(number)));
         check(&ram, NEW..NEW + new);
     }
+}
+
+/// A thread that comes too late to clean or spill a segment has it claimed for a moment. A copy of
+/// all that is spilled waits for that, as long as its caller does.
+#[test]
+fn a_segment_that_is_claimed_for_a_moment_is_copied_too() {
+    let (ram, _) = spilled();
+    let segments = ram.store().segments();
+    let held = segments.all_spilled().nth(3).unwrap();
+    assert!(segments.claim_spilled(held.segment, held.sequence).is_some());
+    let to = || Some(Hooked::new().as_spill());
+    let asked = AtomicU64::new(0);
+    // It is asked once for each segment, too.
+    let stop = || asked.fetch_add(1, Ordering::SeqCst) > 2 * BLOCKS / 7;
+    let error = change(&ram, to(), false, &stop).unwrap_err().to_string();
+    assert!(error.contains("has hung up"), "{error}");
+    std::thread::scope(|scope| {
+        let changed = scope.spawn(|| change(&ram, to(), false, &|| false).unwrap());
+        std::thread::sleep(Duration::from_millis(100));
+        segments.unclaim(held.segment);
+        assert_eq!(changed.join().unwrap(), 0);
+    });
+    check(&ram, 0..BLOCKS);
 }

@@ -101,6 +101,15 @@ pub enum Place {
     Slot(u32),
 }
 
+/// What [`Segments::claim_below`] comes to next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// A segment that the caller has claimed now, and its slot.
+    Claimed(Sealed, u32),
+    /// A segment with live records that another thread has claimed.
+    Taken,
+}
+
 /// The place that a freed segment had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Freed {
@@ -431,28 +440,31 @@ impl Segments {
         })
     }
 
-    /// Claims the first segment in a slot from number `first` on, even one that was set aside; also
-    /// returns its slot.
-    pub fn claim_below(&self, first: u32) -> Option<(Sealed, u32)> {
-        let below = |segment: u32| {
-            let end = self.word(segment, END).load(Ordering::Acquire) as u32;
-            let Some(Place::Slot(slot)) = self.place(segment).filter(|_| end != 0) else {
-                return None;
-            };
-            let (dead, sequence) = (self.dead_bytes(segment), self.sequence(segment));
-            Some((Sealed { segment, end, dead, sequence }, slot))
+    /// A segment in a slot, even one that was set aside, and its slot.
+    fn below(&self, segment: u32) -> Option<(Sealed, u32)> {
+        let end = self.word(segment, END).load(Ordering::Acquire) as u32;
+        let Some(Place::Slot(slot)) = self.place(segment).filter(|_| end != 0) else {
+            return None;
         };
+        let (dead, sequence) = (self.dead_bytes(segment), self.sequence(segment));
+        Some((Sealed { segment, end, dead, sequence }, slot))
+    }
+
+    /// Claims the first segment in a slot from number `first` on, even one that was set aside.
+    /// Passes over no segment with live records, also if another thread has claimed it, perhaps
+    /// only to look whether it is in a frame.
+    pub fn claim_below(&self, first: u32) -> Option<Next> {
         (first..self.used()).find_map(|segment| {
             let before = self.word(segment, CLAIMED).load(Ordering::Acquire);
-            let is_free = before & 1 == 0 && below(segment).is_some();
-            if !is_free || !self.set_claim(segment, before) {
-                return None;
+            let (seen, _) = self.below(segment)?;
+            if before & 1 == 1 || !self.set_claim(segment, before) {
+                return (seen.dead < seen.end).then_some(Next::Taken);
             }
-            let claimed = below(segment);
+            let claimed = self.below(segment);
             if claimed.is_none() {
                 self.unclaim(segment);
             }
-            claimed
+            claimed.map(|(sealed, slot)| Next::Claimed(sealed, slot))
         })
     }
 

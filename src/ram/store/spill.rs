@@ -207,8 +207,9 @@ impl Store {
         } else {
             self.slots.give(slot);
         }
-        self.slots.written();
+        // A thread that has closed the slots looks at all segments once none is written to.
         self.segments.unclaim(victim.segment);
+        self.slots.written();
     }
 
     fn forget_frame(&self, segment: u32, slot: u32, records: u32) {
