@@ -51,11 +51,7 @@ struct Closed<'a>(&'a Ram);
 
 impl<'a> Closed<'a> {
     fn new(ram: &'a Ram) -> Self {
-        let slots = ram.store().slots();
-        slots.close(true);
-        while slots.is_written() {
-            crate::sync::sleep(LOOK);
-        }
+        ram.store().slots().close(true);
         Self(ram)
     }
 }
@@ -71,20 +67,19 @@ impl Ram {
     /// given up.
     ///
     /// # Errors
-    /// The new device or memory lacks room, a device fails, blocks can't be read, or the caller
-    /// stops it.
+    /// The new device or memory lacks room, a device fails or hangs, blocks can't be read, or the
+    /// caller stops it.
     pub fn change_below(&self, session: &Session, change: Change<'_>) -> Result<u64> {
         let _closed = Closed::new(self);
+        let Change { to, gives_up, stop, commit } = change;
         let Some(old) = self.lower() else {
-            return match change.to {
-                Some(to) => self.begin_below(to, change.commit).map(|()| 0),
+            return match to {
+                Some(to) => self.begin_below(to, commit).map(|()| 0),
                 None => Ok(0),
             };
         };
-        // A thread that empties a slot holds it; after this none begins.
-        drop(old.slot.lock());
+        self.await_others(&old, stop)?;
         self.free_slots();
-        let Change { to, gives_up, stop, commit } = change;
         let mut unread = Unreadable::new();
         match &to {
             Some(to) => self.copy_slots(&old, to, stop, &mut unread)?,
@@ -108,6 +103,18 @@ impl Ram {
         drop(held);
         old.spill.disown();
         Ok(lost)
+    }
+
+    /// Waits until no thread writes to a slot or empties one; while slots are closed, none begins.
+    /// A device that hangs keeps its thread, and the frame that the thread writes from.
+    fn await_others(&self, old: &Lower, stop: &dyn Fn() -> bool) -> Result<()> {
+        let slots = self.store().slots();
+        let are_done = || !slots.is_written() && old.slot.try_lock().is_some();
+        wait_until(are_done, stop, || {
+            let (name, seconds) = (old.spill.name(), LONGEST.as_secs());
+            Error::failure(format!("{name} has not answered a request for {seconds} s"))
+                .hint("the kernel's log (dmesg) may say why; try again when it answers or fails")
+        })
     }
 
     /// Takes a first spill device.

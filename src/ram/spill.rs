@@ -152,6 +152,12 @@ impl Spill {
         self.drive.failures()
     }
 
+    /// What errors call the device.
+    pub(super) fn name(&self) -> String {
+        let path = self.failures().map(|failures| failures.path().display().to_string());
+        path.unwrap_or_else(|| "the spill device".into())
+    }
+
     /// Whether a segment may be written now.
     pub(super) fn takes(&self) -> bool {
         let has = || self.write_budget.lock().has(self.segment.into(), self.began.elapsed());

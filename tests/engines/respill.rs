@@ -5,7 +5,7 @@
 use crate::support::ram_drive::RamDrive;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use ztier::device::Algorithm;
 use ztier::error::Result;
 use ztier::media::{Action, Drive, DriveError, Memory};
@@ -108,6 +108,12 @@ fn spilled() -> (Arc<Ram>, Arc<Hooked>) {
 fn spill(ram: &Ram) {
     let session = ram.store().session().unwrap();
     ram.spill_all(&session);
+    ram.store().leave(&session);
+}
+
+fn compact(ram: &Ram) {
+    let session = ram.store().session().unwrap();
+    ram.compact_any(&session);
     ram.store().leave(&session);
 }
 
@@ -221,4 +227,54 @@ fn a_segment_that_is_claimed_for_a_moment_is_copied_too() {
         assert_eq!(changed.join().unwrap(), 0);
     });
     check(&ram, 0..BLOCKS);
+}
+
+/// Discards most blocks, so that each segment has garbage, and something live.
+fn leave_one_of_seven(ram: &Ram) {
+    let mut session = ram.store().session().unwrap();
+    for number in (0..BLOCKS).filter(|number| number % 7 != 3) {
+        ram.store().clear(&mut session, number, 1, false);
+    }
+    ram.store().leave(&session);
+}
+
+/// A device that hangs in a write or a read holds a change up no longer than its caller waits, and
+/// has its slots afterwards.
+#[test]
+fn a_device_that_hangs_holds_up_no_caller_that_gives_up() {
+    for hangs in [Action::Write, Action::Read] {
+        let (ram, drive) = if hangs == Action::Write { written() } else { spilled() };
+        leave_one_of_seven(&ram);
+        let state = Arc::new((AtomicBool::new(false), AtomicBool::new(true)));
+        let (has_come, is_hung) = &*state;
+        let of_drive = Arc::clone(&state);
+        drive.call(move |action, _| {
+            let (has_come, is_hung) = &*of_drive;
+            while action == hangs && is_hung.load(Ordering::SeqCst) {
+                has_come.store(true, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            true
+        });
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(|| match hangs {
+                Action::Write => spill(&ram),
+                _ => compact(&ram),
+            });
+            while !has_come.load(Ordering::SeqCst) {
+                assert!(!worker.is_finished(), "no {hangs} came");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let began = Instant::now();
+            let stop = || began.elapsed() > Duration::from_millis(50);
+            let changed = change(&ram, None, true, &stop).map_err(|e| e.to_string());
+            let is_open = ram.store().slots().is_open();
+            is_hung.store(false, Ordering::SeqCst);
+            let error = changed.unwrap_err();
+            assert!(error.contains("has hung up") && is_open, "{error}");
+        });
+        check(&ram, (3..BLOCKS).step_by(7));
+        change(&ram, None, false, &|| false).unwrap();
+        check(&ram, (3..BLOCKS).step_by(7));
+    }
 }
