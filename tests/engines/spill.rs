@@ -421,6 +421,63 @@ fn a_bad_sector_fails_alone() {
     rig.empty();
 }
 
+/// A device that fails reads for a while keeps its slots: none is set aside, and they are emptied
+/// when it can be read again.
+#[test]
+fn slots_that_could_not_be_read_are_emptied_later() {
+    let mut rig = Rig::with_room(64 << 10, 400, 22, 64);
+    rig.fill(SIZE);
+    rig.volume().spill_now();
+    for block in (0..SIZE / BLOCK).filter(|block| block % 4 != 0) {
+        rig.discard(block * BLOCK, BLOCK);
+    }
+    let before = rig.volume().stats();
+    rig.drive.deaf.store(true, Ordering::SeqCst);
+    let deaf = Instant::now();
+    for _ in 0..20 {
+        rig.volume().compact_now();
+    }
+    let after = rig.volume().stats();
+    assert_eq!(after.spilled_blocks, before.spilled_blocks);
+    let errors = after.spill_errors - before.spill_errors;
+    assert!(errors == 1 || errors > 0 && is_late(deaf), "{errors}");
+    rig.drive.deaf.store(false, Ordering::SeqCst);
+    let end = Instant::now() + Duration::from_secs(60);
+    while rig.volume().stats().spill_slots_used > before.spill_slots_used / 2 {
+        assert!(Instant::now() < end, "{:?}", rig.volume().stats());
+        rig.volume().compact_now();
+        rig.volume().clean_now();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    rig.check_all();
+    rig.empty();
+}
+
+/// A slot that can't be read keeps no other from being emptied, and is emptied when it can be.
+#[test]
+fn one_bad_slot_holds_up_no_other() {
+    let segment = 64 << 10;
+    let mut rig = Rig::with_room(segment, 400, 23, 64);
+    rig.fill(SIZE / 4);
+    rig.volume().spill_now();
+    for block in (0..SIZE / BLOCK).filter(|block| block % 4 != 0) {
+        rig.discard(block * BLOCK, BLOCK);
+    }
+    let slot = u64::from(segment);
+    for (bad, left) in [(6 * slot + slot / 2, 1), (u64::MAX, 0)] {
+        rig.drive.bad.store(bad, Ordering::SeqCst);
+        let end = Instant::now() + Duration::from_secs(60);
+        while rig.volume().stats().spill_slots_used > left {
+            assert!(Instant::now() < end, "{:?}", rig.volume().stats());
+            rig.volume().compact_now();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(rig.volume().stats().spill_errors > 0);
+    }
+    rig.check_all();
+    rig.empty();
+}
+
 /// Content of the device is checked like that of memory.
 #[test]
 fn damage_on_the_device_is_never_served() {

@@ -42,7 +42,7 @@ const CLAIMED: usize = 5;
 /// Slot number + 1; 0: none. Above [`COUNT_SHIFT`], the number of records in it, live and dead.
 const SLOT: usize = 6;
 
-/// Notes on its content: [`PACKED`], [`TRIED`].
+/// Notes on its content: [`PACKED`], [`TRIED`], [`UNREAD`].
 const NOTES: usize = 7;
 
 /// The segment was made of records of other segments while writes went on: its place in the order
@@ -50,6 +50,8 @@ const NOTES: usize = 7;
 const PACKED: u64 = 1;
 /// Recompression of the segment was tried, and what is left is not worth another try.
 const TRIED: u64 = 2;
+/// The last read of the whole segment from its slot failed.
+const UNREAD: u64 = 4;
 
 /// In words with two numbers: the shift of the count.
 const COUNT_SHIFT: u32 = 32;
@@ -310,6 +312,20 @@ impl Segments {
         self.word(segment, NOTES).load(Ordering::Relaxed) == 0
     }
 
+    /// Notes whether the slot of a claimed segment could be read as a whole.
+    pub fn note_read(&self, segment: u32, read: bool) {
+        let notes = self.word(segment, NOTES);
+        match read {
+            true => notes.fetch_and(!UNREAD, Ordering::Relaxed),
+            false => notes.fetch_or(UNREAD, Ordering::Relaxed),
+        };
+    }
+
+    /// Whether the last read of a segment's whole slot failed.
+    pub fn is_unread(&self, segment: u32) -> bool {
+        self.word(segment, NOTES).load(Ordering::Relaxed) & UNREAD != 0
+    }
+
     /// Bytes of published records in a packed segment that is not sealed.
     pub(super) fn packing(&self, segment: u32) -> Option<u32> {
         let is_open = self.word(segment, END).load(Ordering::Acquire) == 0
@@ -468,10 +484,10 @@ impl Segments {
         })
     }
 
-    /// Live bytes and live records in all slots.
+    /// Live bytes and live records in all slots, also of segments that were set aside.
     pub fn live_below(&self) -> (u64, u64) {
         let live = |segment: u32| {
-            let sealed = self.spilled(segment)?;
+            let (sealed, _) = self.below(segment)?;
             let records = self.word(segment, SLOT).load(Ordering::Relaxed) >> COUNT_SHIFT;
             let dead = self.word(segment, DEAD).load(Ordering::Relaxed);
             let bytes = sealed.end.saturating_sub(dead as u32);
