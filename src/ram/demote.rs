@@ -202,6 +202,9 @@ impl Ram {
         if store.slots().free() == 0 && store.free_dead_slots() > 0 {
             self.settle();
         }
+        if store.slots().free() == 0 {
+            return false;
+        }
         let Some(victim) = self.coldest(&lower, session) else { return false };
         self.take_down(session, victim, who)
     }
@@ -255,8 +258,7 @@ impl Ram {
             return true;
         }
         let least = store.segment_size() / worth_part;
-        let emptiest = store.segments().all_spilled().max_by_key(|s| s.dead);
-        let Some(chosen) = emptiest.filter(|s| s.dead >= least) else { return false };
+        let Some(chosen) = self.emptiest(&lower, least) else { return false };
         // A thread that makes room for a writer can do nothing better than wait for the buffer. The
         // thread that holds the buffer waits only for the device.
         let buffer = match who {
@@ -270,9 +272,11 @@ impl Ram {
         let claimed = store.segments().claim_spilled(chosen.segment, chosen.sequence);
         let Some((victim, slot)) = claimed else { return true };
         let len = (victim.end as usize).next_multiple_of(ALIGN);
-        if lower.spill.read(slot, 0, &mut buffer[..len]).is_err() {
+        let again = store.segments().is_unread(victim.segment);
+        let read = lower.spill.read_whole(slot, &mut buffer[..len], again);
+        store.segments().note_read(victim.segment, read);
+        if !read {
             // Only a reader of its blocks has to be told.
-            store.segments().quarantine(victim.segment);
             store.segments().unclaim(victim.segment);
             return false;
         }
@@ -285,6 +289,17 @@ impl Ram {
                 false
             }
         }
+    }
+
+    /// The segment to bring up next: the one with the most garbage, if that is at least `least`
+    /// bytes. One that could not be read comes after all others, and not soon.
+    fn emptiest(&self, lower: &Lower, least: u32) -> Option<Sealed> {
+        let segments = self.store().segments();
+        let [may, may_again] = lower.spill.may_empty();
+        let ranked = |s: Sealed| (!segments.is_unread(s.segment), s);
+        let all = segments.all_spilled().filter(|s| s.dead >= least).map(ranked);
+        let allowed = all.filter(|(is_good, _)| if *is_good { may } else { may_again });
+        allowed.max_by_key(|(is_good, s)| (*is_good, s.dead)).map(|(_, s)| s)
     }
 
     /// Spills all sealed segments, however much room there is.

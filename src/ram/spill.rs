@@ -2,8 +2,9 @@
 //! and whether it still takes writes.
 //!
 //! Invariants: a failed write loses nothing, because its segment is still in memory; after a failed
-//! write nothing is written for a while, then writing is tried again ([`Pause`]); a failed read
-//! fails the requests for its blocks, and no others.
+//! write nothing is written for a while, then writing is tried again ([`Pause`]); after a failed
+//! read of a whole slot none is emptied for a while; a failed read fails the requests for its
+//! blocks, and no others.
 
 use super::seek_cost::SeekCost;
 use super::write_budget::TokenBucket;
@@ -43,8 +44,8 @@ pub struct SpillCounts {
     pub errors: u64,
 }
 
-/// How long nothing is written after a failed write; doubles with each failure in a row, up to
-/// [`LONGEST_PAUSE`].
+/// How long nothing is written after a failed write, or no slot is emptied after a failed read;
+/// doubles with each failure in a row, up to [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_secs(1);
 /// See [`PAUSE`].
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -58,9 +59,9 @@ const COURTESY: Duration = Duration::from_millis(100);
 /// How often it looks whether they have ended.
 const NAP: Duration = Duration::from_micros(200);
 
-/// When a device is tried again after a failed write. Times are in milliseconds.
+/// When a device is tried again after a failure. Times are in milliseconds.
 struct Pause {
-    /// Length of the pause; 0 while writes succeed.
+    /// Length of the pause; 0 while requests succeed.
     length: AtomicU64,
     /// The time when the pause ends.
     until: AtomicU64,
@@ -71,17 +72,17 @@ impl Pause {
         Self { length: AtomicU64::new(0), until: AtomicU64::new(0) }
     }
 
-    /// Whether the last write failed.
+    /// Whether the last request failed.
     fn is_on(&self) -> bool {
         self.length.load(Ordering::Acquire) > 0
     }
 
-    /// Whether nothing may be written now.
+    /// Whether nothing may be tried now.
     fn holds(&self, now: Duration) -> bool {
         self.is_on() && (now.as_millis() as u64) < self.until.load(Ordering::Acquire)
     }
 
-    /// Begins or lengthens the pause after a failed write.
+    /// Begins or lengthens the pause after a failure.
     fn begin(&self, now: Duration) {
         let before = self.length.load(Ordering::Acquire);
         let length = (before * 2).clamp(PAUSE.as_millis() as u64, LONGEST_PAUSE.as_millis() as u64);
@@ -89,7 +90,7 @@ impl Pause {
         self.length.store(length, Ordering::Release);
     }
 
-    /// Ends the pause after a write that succeeded.
+    /// Ends the pause after a success.
     fn end(&self) {
         if self.is_on() {
             self.length.store(0, Ordering::Release);
@@ -104,6 +105,10 @@ pub(super) struct Spill {
     began: Instant,
     write_budget: Mutex<TokenBucket>,
     pause: Pause,
+    /// After reads of whole slots: of those whose last such read had not failed, and of the others,
+    /// so that one bad slot holds up no other.
+    emptying: Pause,
+    retrying: Pause,
     reads: AtomicU64,
     read_bytes: AtomicU64,
     writes: AtomicU64,
@@ -125,6 +130,8 @@ impl Spill {
             began: Instant::now(),
             write_budget: Mutex::new(TokenBucket::new(to.daily, Duration::ZERO)),
             pause: Pause::new(),
+            emptying: Pause::new(),
+            retrying: Pause::new(),
             reads: zero(),
             read_bytes: zero(),
             writes: zero(),
@@ -150,6 +157,12 @@ impl Spill {
     /// The failures of the device.
     pub(super) fn failures(&self) -> Option<&Failures> {
         self.drive.failures()
+    }
+
+    /// What errors call the device.
+    pub(super) fn name(&self) -> String {
+        let path = self.failures().map(|failures| failures.path().display().to_string());
+        path.unwrap_or_else(|| "the spill device".into())
     }
 
     /// Whether a segment may be written now.
@@ -242,6 +255,33 @@ impl Spill {
             Err(_) => self.errors.fetch_add(1, Ordering::Relaxed),
         };
         read
+    }
+
+    /// Whether a slot may be read to be emptied now: one whose last such read has not failed, and
+    /// one whose last such read has.
+    pub(super) fn may_empty(&self) -> [bool; 2] {
+        let now = self.began.elapsed();
+        [&self.emptying, &self.retrying].map(|pause| !pause.holds(now))
+    }
+
+    /// Reads a slot from its start on to empty it; `again`: the last such read of it failed.
+    /// `false` when this one failed.
+    pub(super) fn read_whole(&self, slot: u32, buf: &mut [u8], again: bool) -> bool {
+        let done = self.read(slot, 0, buf).is_ok();
+        let now = self.began.elapsed();
+        match (done, again) {
+            (true, false) => self.emptying.end(),
+            (true, true) => {
+                self.emptying.end();
+                self.retrying.end();
+            }
+            (false, false) => {
+                self.emptying.begin(now);
+                self.retrying.begin(now);
+            }
+            (false, true) => self.retrying.begin(now),
+        }
+        done
     }
 
     pub(super) fn counts(&self) -> SpillCounts {

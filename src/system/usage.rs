@@ -165,7 +165,12 @@ pub fn begin(
             depth::narrow(device);
             // With --discard, the kernel discards pages that it no longer needs, so that their
             // memory returns; and all old content at once, which cannot be read any more.
-            run("swapon", &["--discard", "--priority", &priority.to_string()])
+            let begun = run("swapon", &["--discard", "--priority", &priority.to_string()]);
+            begun.inspect_err(|_| {
+                if !is_swap(device) {
+                    depth::widen(device);
+                }
+            })
         }
         Usage::Ext4 { mount } => {
             if mounted_at(device, mount) {
@@ -187,7 +192,8 @@ pub fn begin(
     }
 }
 
-/// Ends the use of `device`. A device that is not in use is no error.
+/// Ends the use of `device`. A device that is not in use is no error; one that a user has ended as
+/// swap gets the queue of other devices.
 ///
 /// # Errors
 /// The file system is busy, memory lacks room for what is swapped out, or the time limit passes;
@@ -212,6 +218,10 @@ pub fn end_within(usage: &Usage, device: &Path, limit: Duration) -> Result<()> {
                      swapped out has room",
                 ),
             }),
+        Usage::Swap { .. } => {
+            depth::widen(device);
+            Ok(())
+        }
         Usage::Ext4 { mount } if mounted_at(device, mount) => {
             run("umount", (&[], &[]), mount, limit, &quiet).map_err(|e| {
                 let text = e.to_string();
@@ -219,7 +229,7 @@ pub fn end_within(usage: &Usage, device: &Path, limit: Duration) -> Result<()> {
                 e.hint("end what uses it")
             })
         }
-        _ => Ok(()),
+        Usage::Ext4 { .. } => Ok(()),
     }
 }
 

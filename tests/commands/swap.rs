@@ -3,14 +3,14 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use crate::support::machine::{Turn, set, settings, swap_line};
-use crate::support::sandbox::{Done, Sandbox, eventually, stop};
+use crate::support::sandbox::{Done, Sandbox, eventually, finish, stop};
 use crate::support::shell::{missing, ok, ok_once_free, unmount};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use rustix::process::{Signal, kill_process};
 use std::ffi::c_void;
 use std::fs;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
@@ -665,4 +665,42 @@ fn what_was_given_up_is_not_carried_out() {
     sandbox.ztier(&["swapoff", &name]).ok();
     sandbox.ztier(&["down", &name, "--discard"]).ok();
     assert!(turn.is_as_before());
+}
+
+/// Requests in flight of a device, and the length of the longest.
+fn queue(device: &str) -> [String; 2] {
+    let device = fs::canonicalize(device).unwrap();
+    let queue = Path::new("/sys/block").join(device.file_name().unwrap()).join("queue");
+    ["nr_requests", "max_sectors_kb"].map(|file| fs::read_to_string(queue.join(file)).unwrap())
+}
+
+/// Only a device that is swap has a short queue: not one that could not become swap, nor one that a
+/// user has ended as such.
+#[test]
+fn only_swap_has_a_short_queue() {
+    let (turn, sandbox) = (Turn::wait(), Sandbox::new());
+    let name = name("queue");
+    let Some(device) = up(&sandbox, &name, "64M") else { return };
+    sandbox.ztier(&["down", &name, "--discard"]).ok();
+    // A `swapon` that fails, for the daemon.
+    let bin = sandbox.path().join("bin");
+    fs::create_dir(&bin).unwrap();
+    let fails = bin.join("swapon");
+    let file = fs::OpenOptions::new().write(true).create(true).mode(0o755).open(&fails);
+    file.unwrap().write_all_at(b"#!/bin/sh\nexit 1\n", 0).unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let mut command = sandbox.command(&["up", &name, "--size", "64M", "--export", "fuse"]);
+    command.env("PATH", path);
+    assert_eq!(finish(command).ok().trim(), device);
+    let usual = queue(&device);
+    swapon(&sandbox, &name, &[]).refused(1, &["swapon", "failed"]);
+    assert_eq!(queue(&device), usual);
+    fs::remove_file(fails).unwrap();
+    swapon(&sandbox, &name, &[]).ok();
+    assert_ne!(queue(&device), usual);
+    ok(60, "swapoff", &[&device]);
+    sandbox.ztier(&["swapoff", &name]).ok();
+    assert_eq!(queue(&device), usual);
+    sandbox.ztier(&["down", &name, "--discard"]).ok();
+    drop(turn);
 }

@@ -16,6 +16,7 @@ mod mempool;
 mod model;
 mod moments;
 mod recompress;
+mod respill;
 mod spill;
 mod stored_model;
 mod stored_opening;

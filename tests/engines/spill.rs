@@ -279,6 +279,45 @@ fn everything_full_is_refused_and_discards_make_room() {
     }
 }
 
+/// With all slots taken, a write that is refused copies nothing: copies of what was read lately
+/// would take the memory that cleaning needs after discards.
+#[test]
+fn a_refused_write_copies_nothing() {
+    let segment = 32 << 10;
+    let mut rig = Rig::with_room(segment, 64, 21, 128);
+    let mut end = 0;
+    while rig.refused == 0 {
+        let data = rig.dice.bytes(BLOCK, 8);
+        rig.write(end * BLOCK, &data);
+        end += 1;
+    }
+    let stats = rig.volume().stats();
+    assert_eq!(stats.spill_slots_used, stats.spill_slots, "{stats:?}");
+    let (before, refused) = (stats.bytes_moved, rig.refused);
+    for round in 0..100 {
+        // One block of each segment, which holds seven.
+        for block in (round % 7..end - 1).step_by(7) {
+            rig.check(block * BLOCK, BLOCK);
+        }
+        let data = rig.dice.bytes(BLOCK, 8);
+        rig.write((end + round) * BLOCK, &data);
+    }
+    let moved = rig.volume().stats().bytes_moved - before;
+    let refused = rig.refused - refused;
+    assert!(refused > 90 && moved < 4 * u64::from(segment), "{refused}, {moved} bytes");
+    for block in (0..end).step_by(2) {
+        rig.discard(block * BLOCK, BLOCK);
+    }
+    let refused = rig.refused;
+    for block in (0..end).step_by(4) {
+        let data = rig.dice.bytes(BLOCK, 8);
+        rig.write(block * BLOCK, &data);
+    }
+    assert_eq!(rig.refused, refused, "there was room for these");
+    rig.check_all();
+    rig.empty();
+}
+
 /// A device that accepts no more writes: its content is readable, nothing is lost, and only memory
 /// has room.
 #[test]
@@ -378,6 +417,63 @@ fn a_bad_sector_fails_alone() {
         assert_eq!(read.is_ok(), is_whole, "{first}: {read:?}, lost {up:?}");
     }
     rig.drive.bad.store(u64::MAX, Ordering::SeqCst);
+    rig.check_all();
+    rig.empty();
+}
+
+/// A device that fails reads for a while keeps its slots: none is set aside, and they are emptied
+/// when it can be read again.
+#[test]
+fn slots_that_could_not_be_read_are_emptied_later() {
+    let mut rig = Rig::with_room(64 << 10, 400, 22, 64);
+    rig.fill(SIZE);
+    rig.volume().spill_now();
+    for block in (0..SIZE / BLOCK).filter(|block| block % 4 != 0) {
+        rig.discard(block * BLOCK, BLOCK);
+    }
+    let before = rig.volume().stats();
+    rig.drive.deaf.store(true, Ordering::SeqCst);
+    let deaf = Instant::now();
+    for _ in 0..20 {
+        rig.volume().compact_now();
+    }
+    let after = rig.volume().stats();
+    assert_eq!(after.spilled_blocks, before.spilled_blocks);
+    let errors = after.spill_errors - before.spill_errors;
+    assert!(errors == 1 || errors > 0 && is_late(deaf), "{errors}");
+    rig.drive.deaf.store(false, Ordering::SeqCst);
+    let end = Instant::now() + Duration::from_secs(60);
+    while rig.volume().stats().spill_slots_used > before.spill_slots_used / 2 {
+        assert!(Instant::now() < end, "{:?}", rig.volume().stats());
+        rig.volume().compact_now();
+        rig.volume().clean_now();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    rig.check_all();
+    rig.empty();
+}
+
+/// A slot that can't be read keeps no other from being emptied, and is emptied when it can be.
+#[test]
+fn one_bad_slot_holds_up_no_other() {
+    let segment = 64 << 10;
+    let mut rig = Rig::with_room(segment, 400, 23, 64);
+    rig.fill(SIZE / 4);
+    rig.volume().spill_now();
+    for block in (0..SIZE / BLOCK).filter(|block| block % 4 != 0) {
+        rig.discard(block * BLOCK, BLOCK);
+    }
+    let slot = u64::from(segment);
+    for (bad, left) in [(6 * slot + slot / 2, 1), (u64::MAX, 0)] {
+        rig.drive.bad.store(bad, Ordering::SeqCst);
+        let end = Instant::now() + Duration::from_secs(60);
+        while rig.volume().stats().spill_slots_used > left {
+            assert!(Instant::now() < end, "{:?}", rig.volume().stats());
+            rig.volume().compact_now();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(rig.volume().stats().spill_errors > 0);
+    }
     rig.check_all();
     rig.empty();
 }

@@ -42,7 +42,7 @@ const CLAIMED: usize = 5;
 /// Slot number + 1; 0: none. Above [`COUNT_SHIFT`], the number of records in it, live and dead.
 const SLOT: usize = 6;
 
-/// Notes on its content: [`PACKED`], [`TRIED`].
+/// Notes on its content: [`PACKED`], [`TRIED`], [`UNREAD`].
 const NOTES: usize = 7;
 
 /// The segment was made of records of other segments while writes went on: its place in the order
@@ -50,6 +50,8 @@ const NOTES: usize = 7;
 const PACKED: u64 = 1;
 /// Recompression of the segment was tried, and what is left is not worth another try.
 const TRIED: u64 = 2;
+/// The last read of the whole segment from its slot failed.
+const UNREAD: u64 = 4;
 
 /// In words with two numbers: the shift of the count.
 const COUNT_SHIFT: u32 = 32;
@@ -99,6 +101,15 @@ pub enum Place {
     Frame(u32),
     /// In this slot of the spill device.
     Slot(u32),
+}
+
+/// What [`Segments::claim_below`] comes to next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// A segment that the caller has claimed now, and its slot.
+    Claimed(Sealed, u32),
+    /// A segment with live records that another thread has claimed.
+    Taken,
 }
 
 /// The place that a freed segment had.
@@ -301,6 +312,20 @@ impl Segments {
         self.word(segment, NOTES).load(Ordering::Relaxed) == 0
     }
 
+    /// Notes whether the slot of a claimed segment could be read as a whole.
+    pub fn note_read(&self, segment: u32, read: bool) {
+        let notes = self.word(segment, NOTES);
+        match read {
+            true => notes.fetch_and(!UNREAD, Ordering::Relaxed),
+            false => notes.fetch_or(UNREAD, Ordering::Relaxed),
+        };
+    }
+
+    /// Whether the last read of a segment's whole slot failed.
+    pub fn is_unread(&self, segment: u32) -> bool {
+        self.word(segment, NOTES).load(Ordering::Relaxed) & UNREAD != 0
+    }
+
     /// Bytes of published records in a packed segment that is not sealed.
     pub(super) fn packing(&self, segment: u32) -> Option<u32> {
         let is_open = self.word(segment, END).load(Ordering::Acquire) == 0
@@ -431,35 +456,38 @@ impl Segments {
         })
     }
 
-    /// Claims the first segment in a slot from number `first` on, even one that was set aside; also
-    /// returns its slot.
-    pub fn claim_below(&self, first: u32) -> Option<(Sealed, u32)> {
-        let below = |segment: u32| {
-            let end = self.word(segment, END).load(Ordering::Acquire) as u32;
-            let Some(Place::Slot(slot)) = self.place(segment).filter(|_| end != 0) else {
-                return None;
-            };
-            let (dead, sequence) = (self.dead_bytes(segment), self.sequence(segment));
-            Some((Sealed { segment, end, dead, sequence }, slot))
+    /// A segment in a slot, even one that was set aside, and its slot.
+    fn below(&self, segment: u32) -> Option<(Sealed, u32)> {
+        let end = self.word(segment, END).load(Ordering::Acquire) as u32;
+        let Some(Place::Slot(slot)) = self.place(segment).filter(|_| end != 0) else {
+            return None;
         };
+        let (dead, sequence) = (self.dead_bytes(segment), self.sequence(segment));
+        Some((Sealed { segment, end, dead, sequence }, slot))
+    }
+
+    /// Claims the first segment in a slot from number `first` on, even one that was set aside.
+    /// Passes over no segment with live records, also if another thread has claimed it, perhaps
+    /// only to look whether it is in a frame.
+    pub fn claim_below(&self, first: u32) -> Option<Next> {
         (first..self.used()).find_map(|segment| {
             let before = self.word(segment, CLAIMED).load(Ordering::Acquire);
-            let is_free = before & 1 == 0 && below(segment).is_some();
-            if !is_free || !self.set_claim(segment, before) {
-                return None;
+            let (seen, _) = self.below(segment)?;
+            if before & 1 == 1 || !self.set_claim(segment, before) {
+                return (seen.dead < seen.end).then_some(Next::Taken);
             }
-            let claimed = below(segment);
+            let claimed = self.below(segment);
             if claimed.is_none() {
                 self.unclaim(segment);
             }
-            claimed
+            claimed.map(|(sealed, slot)| Next::Claimed(sealed, slot))
         })
     }
 
-    /// Live bytes and live records in all slots.
+    /// Live bytes and live records in all slots, also of segments that were set aside.
     pub fn live_below(&self) -> (u64, u64) {
         let live = |segment: u32| {
-            let sealed = self.spilled(segment)?;
+            let (sealed, _) = self.below(segment)?;
             let records = self.word(segment, SLOT).load(Ordering::Relaxed) >> COUNT_SHIFT;
             let dead = self.word(segment, DEAD).load(Ordering::Relaxed);
             let bytes = sealed.end.saturating_sub(dead as u32);

@@ -128,7 +128,7 @@ impl Slots {
         is_free
     }
 
-    /// Notes that a thread has written to a slot that it took, or failed to.
+    /// Notes that a thread has written to a slot that it took, or does not write to it.
     pub(super) fn written(&self) {
         self.free.lock().going -= 1;
     }

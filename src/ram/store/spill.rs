@@ -1,9 +1,10 @@
 //! Spilling segments into slots, reading them there, and bringing records back. Nothing here reads
 //! or writes a device: the tier above does, as this module directs.
 //!
-//! Spilling: the thread that has claimed a sealed segment takes a slot, has the frame's bytes
-//! written to it, and only then calls [`Store::spilled`]. The frame is free when its last reader is
-//! gone. Until then reads find the frame, afterwards the slot, which holds the same bytes.
+//! Spilling: the thread that has claimed a sealed segment takes a slot, appends the segment's hot
+//! records anew, has the frame's bytes written to the slot, and only then calls [`Store::spilled`].
+//! The frame is free when its last reader is gone. Until then reads find the frame, afterwards the
+//! slot, which holds the same bytes.
 //!
 //! Reading: a read that comes to a record in a slot stops ([`Below`]). The tier above reads the
 //! needed part into a window, and the read begins again at that block, from its entry on. The read
@@ -154,29 +155,29 @@ impl Store {
         survey
     }
 
-    /// Begins to spill a segment that the caller has claimed. Hot records are appended anew first,
-    /// where there is room; the rest has to be written. [`Spilled::Not`] ends the claim.
+    /// Begins to spill a segment that the caller has claimed. Takes a slot, then appends hot
+    /// records anew, where there is room; the rest has to be written. [`Spilled::Not`] ends the
+    /// claim, and nothing has changed.
     pub fn go_down(&self, session: &Session, victim: Sealed, who: Taker) -> Spilled {
         let Some(frame) = self.segments.frame(victim.segment) else {
             unreachable!("who is sealed and claimed has a frame")
         };
+        // Without a slot the frame stays, and copies of hot records would only take memory.
+        let Some(slot) = self.slots.take() else {
+            self.segments.unclaim(victim.segment);
+            return Spilled::Not;
+        };
         self.keep_hot(session, victim, frame, who);
         if self.segments.dead_bytes(victim.segment) == victim.end {
             self.retire(victim.segment);
+            self.slots.give(slot);
+            self.slots.written();
             return Spilled::Emptied;
         }
-        match self.slots.take() {
-            Some(slot) => {
-                if on(Bug::SpillBeforeWritten) {
-                    self.forget_frame(victim.segment, slot, 0);
-                }
-                Spilled::Going(Going { victim, frame, slot })
-            }
-            None => {
-                self.segments.unclaim(victim.segment);
-                Spilled::Not
-            }
+        if on(Bug::SpillBeforeWritten) {
+            self.forget_frame(victim.segment, slot, 0);
         }
+        Spilled::Going(Going { victim, frame, slot })
     }
 
     fn keep_hot(&self, session: &Session, victim: Sealed, frame: u32, who: Taker) {
@@ -206,8 +207,9 @@ impl Store {
         } else {
             self.slots.give(slot);
         }
-        self.slots.written();
+        // A thread that has closed the slots looks at all segments once none is written to.
         self.segments.unclaim(victim.segment);
+        self.slots.written();
     }
 
     fn forget_frame(&self, segment: u32, slot: u32, records: u32) {
@@ -247,7 +249,8 @@ impl Store {
     }
 
     /// Gives up the blocks whose records are in segments that `is_gone` names: reading them fails
-    /// until they are written or discarded. Returns their number.
+    /// until they are written or discarded. Returns their number. `is_gone` decides last while an
+    /// entry names the segment, which keeps its sequence meanwhile.
     pub fn lose(&self, session: &Session, is_gone: impl Fn(u32) -> bool) -> u64 {
         let mut lost = 0;
         self.index.each_present(|block, entry| {
@@ -279,11 +282,17 @@ impl Store {
         Slots::memory_of(slots) + if has_windows { 0 } else { windows }
     }
 
-    /// The number of blocks whose records are in segments that `is_gone` names.
-    pub fn blocks_in(&self, is_gone: impl Fn(u32) -> bool) -> u64 {
+    /// The number of blocks whose records are in segments that `is_gone` names, as for
+    /// [`Store::lose`].
+    pub fn blocks_in(&self, session: &Session, is_gone: impl Fn(u32) -> bool) -> u64 {
+        let goes = |home| matches!(home, Home::Record(at) if is_gone(at.segment));
         let mut blocks = 0;
-        self.index.each_present(|_, entry| {
-            blocks += u64::from(matches!(entry.home(), Home::Record(at) if is_gone(at.segment)));
+        self.index.each_present(|block, entry| {
+            if goes(entry.home()) {
+                // What the index names now is not freed before the pin ends.
+                let _pin = session.pin(self);
+                blocks += u64::from(goes(self.index.load(block).home()));
+            }
         });
         blocks
     }
