@@ -646,3 +646,39 @@ fn a_log_with_increments_stays_readable() {
     assert!(superblock.checkpoint.is_some_and(|named| named.whole < named.count));
     assert!(golden_is_readable(&image));
 }
+
+#[test]
+fn zeros_that_the_backing_store_lacks_are_counted_until_it_has_them() {
+    let mut pair = Pair::new(4 << 20);
+    let policy = Policy { enabled: false, ..Policy::default() };
+    let options = LogOptions { policy, ..LogOptions::default() };
+    let counted = |volume: &LogVolume| {
+        let log = volume.stats().log.unwrap();
+        (log.blocks_zeroed, log.zeroed_back_bytes, log.written_back_bytes)
+    };
+    let volume = pair.open_with(options);
+    let mut channel = Arc::clone(&volume).channel();
+    let (offset, len) = (8 * BLOCK, 100 * BLOCK);
+    channel.submit(Request::Discard { offset, len }, Instant::now()).unwrap();
+    write(&mut *channel, 200 * BLOCK, &bytes(3, 4096)).unwrap();
+    channel.submit(Request::Flush, Instant::now()).unwrap();
+    assert_eq!(counted(&volume), (100, 0, 0));
+    assert_eq!(volume.stats().log.unwrap().left_bytes(), 101 * BLOCK);
+    drop(channel);
+    volume.close().unwrap();
+    drop(volume);
+    let volume = pair.open_with(options);
+    assert_eq!(counted(&volume), (100, 0, 0), "also in the next process");
+    pair.backing.broken.store(true, Ordering::SeqCst);
+    volume.drain(true);
+    let began = Instant::now();
+    while volume.stats().log.unwrap().windows_failed == 0 {
+        assert!(began.elapsed().as_secs() < 60, "{:?}", volume.stats().log);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(counted(&volume), (100, 0, 0), "what failed does not count");
+    pair.backing.broken.store(false, Ordering::SeqCst);
+    drain(&volume);
+    assert_eq!(counted(&volume), (0, 100 * BLOCK, BLOCK));
+    volume.close().unwrap();
+}

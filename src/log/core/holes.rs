@@ -3,11 +3,12 @@
 //! Invariant: ranges do not overlap. The map has precedence: the caller that adds a range removes
 //! its blocks from the map, and a block written afterwards shadows the range. Each range is also in
 //! one of two sets ordered by record, so the ranges of a segment are found without a scan of all
-//! others.
+//! others. Blocks of zeroed ranges are counted by segment, until the segment is written back.
 
 use crate::log::disk::format::{BLOCKS_MAX, Kind, SEGMENT_MAX};
 use crate::log::planted::visit;
 use crate::media::ALIGN;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The offset of a record whose chunk is unknown: it may be anywhere in its segment.
@@ -112,6 +113,11 @@ pub struct Holes {
     zeroed: BTreeSet<Record>,
     /// Keys of the lost ranges.
     lost: BTreeSet<Record>,
+    /// Segments before this one are written back.
+    written: u64,
+    /// Blocks of zeroed ranges in each segment that is not written back, and in all of these.
+    unwritten: BTreeMap<u64, u64>,
+    unwritten_blocks: u64,
 }
 
 impl Holes {
@@ -148,15 +154,48 @@ impl Holes {
 
     fn add(&mut self, start: u64, end: u64, hole: Hole) {
         visit();
+        if self.is_unwritten(&hole) {
+            *self.unwritten.entry(hole.segment).or_default() += end - start;
+            self.unwritten_blocks += end - start;
+        }
         self.ranges.insert(start, (end, hole));
         self.records(hole.kind).insert(Record::new(hole.segment, hole.offset, start));
     }
 
     fn take(&mut self, start: u64) {
         visit();
-        if let Some((_, hole)) = self.ranges.remove(&start) {
-            self.records(hole.kind).remove(&Record::new(hole.segment, hole.offset, start));
+        let Some((end, hole)) = self.ranges.remove(&start) else { return };
+        self.records(hole.kind).remove(&Record::new(hole.segment, hole.offset, start));
+        if self.is_unwritten(&hole)
+            && let Entry::Occupied(mut blocks) = self.unwritten.entry(hole.segment)
+        {
+            *blocks.get_mut() -= end - start;
+            self.unwritten_blocks -= end - start;
+            if *blocks.get() == 0 {
+                blocks.remove();
+            }
         }
+    }
+
+    /// Whether the backing store lacks the zeros of a range.
+    fn is_unwritten(&self, hole: &Hole) -> bool {
+        hole.kind == Kind::Zeros && hole.segment >= self.written
+    }
+
+    /// Notes that the segments before `segment` are written back.
+    pub fn wrote(&mut self, segment: u64) {
+        self.written = self.written.max(segment);
+        while let Some(oldest) = self.unwritten.first_entry()
+            && *oldest.key() < segment
+        {
+            self.unwritten_blocks -= oldest.remove();
+        }
+    }
+
+    /// Blocks of zeroed ranges in segments that are not written back. A block that was written
+    /// afterwards counts, too: writeback zeroes it first.
+    pub fn unwritten_blocks(&self) -> u64 {
+        self.unwritten_blocks
     }
 
     /// Forgets up to `most` ranges of segments before `segment`; returns whether none is left.
@@ -327,7 +366,7 @@ mod tests {
         fn they_are_what_each_block_says(
             steps in prop::collection::vec((0u8..12, 0u64..60, 1u64..20, 0u64..6, 0u32..4), 0..80),
         ) {
-            let (mut holes, mut model) = (Holes::default(), vec![None; 80]);
+            let (mut holes, mut model, mut written) = (Holes::default(), vec![None; 80], 0);
             for (id, (op, start, count, segment, offset)) in (0..).zip(steps) {
                 let (all, offset) = (start as usize..(start + count) as usize, offset * 4096);
                 let kind = if op % 3 == 0 { Kind::Lost } else { Kind::Zeros };
@@ -347,6 +386,10 @@ mod tests {
                         model.iter_mut().for_each(|c| *c = c.filter(|(hole, _)| stays(*hole)));
                     }
                 }
+                if op == 8 {
+                    written = written.max(segment);
+                    holes.wrote(segment);
+                }
                 let expected = ranges(&model);
                 prop_assert!(holes.from(0).eq(expected.iter().copied()));
                 prop_assert_eq!(holes.len(), expected.len());
@@ -356,6 +399,10 @@ mod tests {
                 };
                 let zeroed = of(Kind::Zeros).map(record);
                 prop_assert_eq!(&holes.zeroed, &zeroed.collect());
+                let unwritten = of(Kind::Zeros).filter(|(.., hole)| hole.segment >= written);
+                let blocks: u64 = unwritten.map(|(start, end, _)| end - start).sum();
+                prop_assert_eq!(holes.unwritten_blocks(), blocks);
+                prop_assert_eq!(holes.unwritten.values().sum::<u64>(), blocks);
                 let lost = of(Kind::Lost).map(record);
                 prop_assert_eq!(&holes.lost, &lost.collect());
                 let meets = |s: u64, e: u64| s < start + count && e > start;
