@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use ztier::device::{Channel, Device, IoError, LogOptions, LogVolume, Request};
 use ztier::log::disk::format::{IDENTITY, data_at};
 use ztier::log::{self, Policy, Step as At};
-use ztier::media::{Drive, Memory};
+use ztier::media::{Access, Drive, FileDrive, Memory};
 use ztier::stats::Latency;
 
 fn write(to: &mut dyn Channel, offset: u64, data: &[u8]) -> Result<(), IoError> {
@@ -680,5 +680,44 @@ fn zeros_that_the_backing_store_lacks_are_counted_until_it_has_them() {
     pair.backing.broken.store(false, Ordering::SeqCst);
     drain(&volume);
     assert_eq!(counted(&volume), (0, 100 * BLOCK, BLOCK));
+    volume.close().unwrap();
+}
+
+#[test]
+fn zeros_written_one_after_the_other_take_hardly_any_memory() {
+    const MANY: u64 = 1 << 18;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("backing");
+    std::fs::File::create(&path).unwrap().set_len(MANY * BLOCK).unwrap();
+    let log = Arc::new(RamDrive::new(16 << 20));
+    log::format(&*log, [7; 16], [0; IDENTITY], MANY, SEGMENT).unwrap();
+    let open = |epoch| {
+        let backing = Arc::new(FileDrive::open(&path, Access::Exclusive).unwrap());
+        let options = LogOptions::default();
+        let volume = LogVolume::open(Arc::clone(&log) as _, backing, options, epoch).unwrap();
+        volume.start(None).unwrap();
+        volume
+    };
+    let check = |volume: &LogVolume, when: &str| {
+        let log = volume.stats().log.unwrap();
+        assert!(log.index_bytes < MANY, "less than a byte a block {when}: {log:?}");
+    };
+    let volume = open(1);
+    let mut channel = Arc::clone(&volume).channel();
+    let zeros = vec![0; 64 << 10];
+    for at in (0..MANY * BLOCK).step_by(zeros.len()) {
+        write(&mut *channel, at, &zeros).unwrap();
+    }
+    check(&volume, "when they are written");
+    drop(channel);
+    volume.close().unwrap();
+    drop(volume);
+    let volume = open(2);
+    check(&volume, "in the next process");
+    drain(&volume);
+    check(&volume, "when they are written back");
+    let mut channel = Arc::clone(&volume).channel();
+    assert!(read(&mut *channel, (MANY - 16) * BLOCK, 64 << 10).unwrap() == zeros);
+    drop(channel);
     volume.close().unwrap();
 }

@@ -698,13 +698,16 @@ impl Logged {
                 let (kind, payload, count) = packing.encoded(first, *done, &blocks[*done]);
                 let (block, sized) = (first + *done as u64, (payload.len(), sums[*done]));
                 let reserved = match kind {
-                    Kind::Zeros => core.discard(block, 1).map(|_| true),
-                    Kind::Cluster => core.reserve_cluster(block, sized, fills),
-                    _ => core.reserve(block, kind, sized, fills).map(|()| true),
+                    Kind::Zeros => core.discard(block, packing.zeros(first, *done, blocks)),
+                    Kind::Cluster => {
+                        let fits = core.reserve_cluster(block, sized, fills);
+                        fits.map(|fits| if fits { count as u64 } else { 0 })
+                    }
+                    _ => core.reserve(block, kind, sized, fills).map(|()| 1),
                 };
                 match reserved {
-                    Ok(true) => *done += count,
-                    Ok(false) => break,
+                    Ok(0) => break,
+                    Ok(more) => *done += more as usize,
                     Err(refused) => {
                         taken = Taken::Refused(refused);
                         break;
