@@ -358,6 +358,13 @@ remedies! {
          is its own, --discard-log gives up what it held",
         Loses::Log,
     );
+    /// A log with data of a backing store that has another size by now.
+    LOG_RESIZED = Remedy::or(
+        "give it that size back, then `ztier up NAME` and `ztier down NAME --drain`",
+        "give it that size back, then `ztier up NAME` and `ztier down NAME --drain`; change its size \
+         after that; only if that is impossible, --discard-log gives up what it held",
+        Loses::Log,
+    );
     /// A log of another drive with the same content.
     LOG_MOVED = Remedy::safe("give the right drive, or add --moved if this is a copy of it");
     /// A log of another drive, if only the size could be compared.

@@ -243,14 +243,19 @@ impl Pair {
                     .hint("the log is empty: make it anew with `ztier log format`"),
             })
         };
+        let resized = sb.blocks != blocks && !claimed.backing.grows();
+        let (then, now) = (sb.blocks * BLOCK_SIZE as u64, claimed.backing.bytes());
         match compared {
             Match::Other { what } => refuse(format!(
                 "{log} is the log of another drive than {backing} (it differs in {what})"
             )),
-            _ if sb.blocks != blocks && !claimed.backing.grows() => refuse(format!(
-                "{log} is the log of a drive with {} bytes, and {backing} has {}",
-                sb.blocks * BLOCK_SIZE as u64,
-                claimed.backing.bytes()
+            // This may be the right drive: advice for another would have the data given up.
+            Match::Changed { .. } if resized && dirty => Err(Error::would_lose(format!(
+                "{backing} had {then} bytes when {log} got newer data of it, and has {now} now"
+            ))
+            .hint(remedy::LOG_RESIZED)),
+            _ if resized => refuse(format!(
+                "{log} is the log of a drive with {then} bytes, and {backing} has {now}"
             )),
             compared => Ok(compared),
         }
