@@ -477,7 +477,7 @@ fn a_backing_store_that_was_resized_with_data_in_its_log_gets_its_size_back() {
         place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
         // Drained, it may have any size.
         file.set_len(24 * MIB).unwrap();
-        let drives = [&place.log, "--backing", &place.backing, "--segment", "64K"];
+        let drives = ["--backing", &place.backing, "--segment", "64K", &place.log];
         place.sandbox.ztier(&[&["log", "format"], &drives[..]].concat()).ok();
         up(&place, &[]);
         check(&place, 1);
