@@ -721,3 +721,35 @@ fn zeros_written_one_after_the_other_take_hardly_any_memory() {
     drop(channel);
     volume.close().unwrap();
 }
+
+/// Whether the backing store gets a single flushed write within this time, without more requests.
+fn is_written_back_alone(policy: Policy, within: Duration) -> bool {
+    let mut pair = Pair::new(4 << 20);
+    let volume = pair.open_with(LogOptions { policy, ..LogOptions::default() });
+    let mut channel = Arc::clone(&volume).channel();
+    write(&mut *channel, 7 * BLOCK, &bytes(3, 4096)).unwrap();
+    channel.submit(Request::Flush, Instant::now()).unwrap();
+    let (began, mut clean) = (Instant::now(), false);
+    while !clean && began.elapsed() < within {
+        std::thread::sleep(Duration::from_millis(5));
+        clean = volume.stats().log.unwrap().clean;
+    }
+    assert_eq!(pair.backing.content()[7 * 4096..8 * 4096] == bytes(3, 4096), clean);
+    drop(channel);
+    volume.close().unwrap();
+    clean
+}
+
+#[test]
+fn with_a_threshold_of_0_nothing_stays_in_the_newest_segment() {
+    let (soon, late) = (Duration::from_millis(700), Duration::from_secs(60));
+    for idle in [Duration::ZERO, Duration::from_millis(300)] {
+        let policy = Policy { threshold_percent: 0, idle, ..Policy::default() };
+        assert!(is_written_back_alone(policy, late), "{idle:?}");
+    }
+    let idle = Duration::ZERO;
+    let absorbs = Policy { threshold_percent: 1, idle, ..Policy::default() };
+    assert!(!is_written_back_alone(absorbs, soon), "no write wakes a slow disk");
+    let off = Policy { threshold_percent: 0, idle, enabled: false, ..Policy::default() };
+    assert!(!is_written_back_alone(off, soon), "without writeback nothing is written back");
+}

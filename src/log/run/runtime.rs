@@ -43,7 +43,9 @@ const WINDOW_PART: u64 = 4;
 /// How writeback behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Percent of the log that may fill before writeback runs beside foreground work.
+    /// Percent of the log that may fill before writeback runs beside foreground work. At 0 the
+    /// backing store gets everything: also what is only in the newest segment, once its oldest
+    /// change is [`Self::idle`] old.
     pub threshold_percent: u64,
     /// Bytes of a window while the log is nearly empty; it grows to four times this as it fills.
     pub window: u64,
@@ -284,7 +286,7 @@ fn write_back(logged: &Logged, draining: &Goal, policy: &Mutex<Policy>) {
         let hurry = hurries(logged, draining);
         if hurry {
             close_segment(logged, draining);
-        } else if policy.enabled && policy.unsent.is_some_and(|unsent| ages(logged, &unsent)) {
+        } else if policy.enabled && ages(logged, &policy) {
             close_aged(logged);
         }
         let Some((bytes, fullness)) = due(logged, policy, hurry) else {
@@ -380,10 +382,20 @@ fn interrupted() -> DriveError {
     DriveError { action: Action::Flush, at: 0, len: 0, errno }
 }
 
-/// Whether the oldest change is so old that a window is due.
-fn ages(logged: &Logged, unsent: &Unsent) -> bool {
+/// Whether the oldest change is so old that a window is due, even if only the open segment has it.
+/// Before a drive only a threshold of 0 asks for that: it costs the rest of the segment, and a log
+/// that absorbs writes would wake a slow disk for each of them.
+fn ages(logged: &Logged, policy: &Policy) -> bool {
     let core = logged.core();
-    !core.is_clean() && unsent.is_aged(core.unsent().1)
+    let (age_ms, alone) = (core.unsent().1, core.fullness().0 == 1);
+    let aged = match policy.unsent {
+        Some(unsent) => unsent.is_aged(age_ms),
+        None => {
+            let aged = Duration::from_millis(age_ms) >= policy.idle;
+            policy.threshold_percent == 0 && alone && aged
+        }
+    };
+    aged && !core.is_clean()
 }
 
 /// Commits what is to be sent, and closes the open segment if only that has it.
