@@ -205,7 +205,12 @@ impl Runtime {
             (false, false) => None,
         };
         let settle = |done: fn(&Core) -> bool| {
-            self.logged.settle(Awaited::Commit, |core| end(done(core), core.is_failed()))
+            self.logged.settle(Awaited::Commit, |core| {
+                // A window may be judged only now, and the thread that would have an atomic backing
+                // store commit it has ended.
+                core.leave_commit();
+                end(done(core), core.is_failed())
+            })
         };
         settle(Core::is_quiet)?;
         self.logged.renew_identity()?;
@@ -532,10 +537,28 @@ mod tests {
     use super::*;
     use crate::BLOCK_SIZE;
     use crate::log::core::{Kept, Options};
-    use crate::log::disk::format::IDENTITY;
+    use crate::log::disk::format::{IDENTITY, data_at};
     use crate::log::recovery::{format, open};
-    use crate::media::{Access, Drive, FileDrive, Memory};
+    use crate::media::{ALIGN, Access, Drive, FileDrive, Memory};
     use crate::threadless::is_alone;
+    use std::path::Path;
+
+    const SEGMENT: u32 = 64 << 10;
+
+    /// A log of 256 blocks, without threads, and its drives, which are files in `dir`.
+    fn logged_in(dir: &Path, options: Options) -> (Arc<Logged>, [Arc<FileDrive>; 2]) {
+        let drive = |name, bytes| {
+            let path = dir.join(name);
+            std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+            Arc::new(FileDrive::open(&path, Access::Exclusive).unwrap())
+        };
+        let (log, backing) = (drive("log", 16 << 20), drive("backing", 1 << 20));
+        format(&*log, [7; 16], [0; IDENTITY], 256, SEGMENT).unwrap();
+        let kept = Kept::new(&Memory::default()).unwrap();
+        let (core, _) = open(&*log, options, 1000, false, kept).unwrap();
+        let drives = [Arc::clone(&log), Arc::clone(&backing)];
+        (Arc::new(Logged::new(Arc::new(Mutex::new(core)), log, backing)), drives)
+    }
 
     #[test]
     fn a_window_ends_also_without_threads() {
@@ -543,17 +566,7 @@ mod tests {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        let drive = |name, bytes| {
-            let path = dir.path().join(name);
-            std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
-            Arc::new(FileDrive::open(&path, Access::Exclusive).unwrap())
-        };
-        let (log, backing) = (drive("log", 16 << 20), drive("backing", 1 << 20));
-        format(&*log, [7; 16], [0; IDENTITY], 256, 64 << 10).unwrap();
-        let kept = Kept::new(&Memory::default()).unwrap();
-        let (core, _) = open(&*log, Options::default(), 1000, false, kept).unwrap();
-        let below = Arc::clone(&backing) as Arc<dyn Drive>;
-        let logged = Logged::new(Arc::new(Mutex::new(core)), log, below);
+        let (logged, [_, backing]) = logged_in(dir.path(), Options::default());
         let mut io = LogIoContext::new(Algorithm::None);
         let content = |block| [[block as u8 + 1; BLOCK_SIZE]];
         for block in 0..40 {
@@ -569,5 +582,34 @@ mod tests {
             backing.read(block * BLOCK_SIZE as u64, &mut bytes).unwrap();
             assert!(bytes[..] == content(block)[0], "block {block}");
         }
+    }
+
+    /// A window with a damaged block is committed only when the record that the block is lost is
+    /// durable. Here the writeback thread has ended before that.
+    #[test]
+    fn a_volume_that_stops_while_a_window_is_judged_can_be_closed() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options { atomic: true, ..Options::default() };
+        let (logged, [log, _]) = logged_in(dir.path(), options);
+        let mut io = LogIoContext::new(Algorithm::None);
+        let content = std::array::from_fn(|i| (i % 251) as u8);
+        logged.write(&mut io, 0, &[content]).unwrap();
+        logged.commit().unwrap();
+        logged.core().finish_segment();
+        // In the payload.
+        let (at, mut page) = (data_at(log.size(), SEGMENT), Buffer::new(ALIGN));
+        log.read(at, &mut page).unwrap();
+        page[200] ^= 0x40;
+        log.write(at, &page).unwrap();
+        let plan = logged.core().begin_window(1 << 20).unwrap();
+        let ended = carry(&logged, Writeback::new(plan), &|| true);
+        assert!(matches!(&ended, Ended::Well { damaged, .. } if damaged.len() == 1), "{ended:?}");
+        logged.core().end_window(ended);
+        assert!(logged.core().commit_due().is_none(), "the window is judged");
+        let policy = Arc::new(Mutex::new(Policy::default()));
+        let runtime = Runtime { logged, draining: Arc::default(), policy, threads: Vec::new() };
+        let (done, closed) = std::sync::mpsc::channel();
+        std::thread::spawn(move || done.send(runtime.close(&ChangeCounter::default)));
+        assert_eq!(closed.recv_timeout(Duration::from_secs(60)), Ok(Ok(())));
     }
 }
