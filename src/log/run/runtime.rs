@@ -302,6 +302,8 @@ fn write_back(logged: &Logged, draining: &Goal, policy: &Mutex<Policy>) {
             logged.pause();
             continue;
         };
+        // Before writers are held: the listener may write to a file system on the volume itself.
+        logged.note_backing();
         logged.write_throttle().begin(fullness);
         let pressed = || {
             let core = logged.core();
@@ -310,7 +312,6 @@ fn write_back(logged: &Logged, draining: &Goal, policy: &Mutex<Policy>) {
             drop(core);
             full || hurries(logged, draining) || logged.is_stopping()
         };
-        logged.note_backing();
         logged.backing().begin();
         let before = logged.core().windows_failed();
         let ended = carry(logged, Writeback::new(plan).watching(logged.samples()), &pressed);
@@ -542,6 +543,7 @@ mod tests {
     use crate::media::{ALIGN, Access, Drive, FileDrive, Memory};
     use crate::threadless::is_alone;
     use std::path::Path;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     const SEGMENT: u32 = 64 << 10;
 
@@ -611,5 +613,29 @@ mod tests {
         let (done, closed) = std::sync::mpsc::channel();
         std::thread::spawn(move || done.send(runtime.close(&ChangeCounter::default)));
         assert_eq!(closed.recv_timeout(Duration::from_secs(60)), Ok(Ok(())));
+    }
+
+    /// This machine's record may be in a file system on the volume itself.
+    #[test]
+    fn no_writer_is_held_while_the_state_of_the_backing_store_is_noted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (logged, _) = logged_in(dir.path(), Options::default());
+        let (own, held) = (Arc::downgrade(&logged), Arc::new(AtomicBool::new(false)));
+        let seen = Arc::clone(&held);
+        logged.listen(Box::new(move |_| {
+            let holds = own.upgrade().is_some_and(|log| log.write_throttle().holds((99, 100)));
+            seen.fetch_or(holds, Ordering::SeqCst);
+        }));
+        let runtime = Runtime::start(&logged, Policy::default(), Algorithm::None, None).unwrap();
+        let mut io = LogIoContext::new(Algorithm::None);
+        logged.write(&mut io, 0, &[[1; BLOCK_SIZE]]).unwrap();
+        runtime.drain(true);
+        let began = std::time::Instant::now();
+        while !logged.core().is_clean() {
+            assert!(began.elapsed().as_secs() < 60, "{:?}", logged.core().stats());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        runtime.close(&ChangeCounter::default).unwrap();
+        assert!(logged.core().stats().windows > 0 && !held.load(Ordering::SeqCst));
     }
 }
