@@ -175,6 +175,16 @@ remedies! {
     );
     /// A drive fails, and nothing is lost yet.
     DRIVE_FAILS = Remedy::safe("see the kernel's log, have the drive work again, then try again");
+    /// A drive that is read-only.
+    DRIVE_READ_ONLY = Remedy::safe(
+        "make it writable, or give another; a log on it is not lost: copy the drive whole (`dd`, \
+         `ddrescue`) to one at least as large, and give that with --log",
+    );
+    /// A log's drive fails writes, and nothing is lost yet.
+    LOG_FAILS_WRITES = Remedy::safe(
+        "see the kernel's log, have the drive work again, then try again; if it can only be read any \
+         more, copy it whole (`dd`, `ddrescue`) to one at least as large, and give that with --log",
+    );
     /// The device is held.
     HELD = Remedy::or(
         "end that first",

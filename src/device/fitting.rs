@@ -11,7 +11,7 @@ use crate::BLOCK_SIZE;
 use crate::error::{Error, Result};
 use crate::log::disk::format::Superblock;
 use crate::log::{Inspection, Kept, OpenError};
-use crate::media::Match;
+use crate::media::{Action, Match};
 use crate::remedy;
 use std::path::Path;
 
@@ -277,6 +277,7 @@ pub fn cannot_use(path: &Path, e: &OpenError) -> Error {
         _ => Error::failure(text),
     };
     match e {
+        OpenError::Drive(e) if e.action != Action::Read => error.hint(remedy::LOG_FAILS_WRITES),
         OpenError::Drive(_) => error.hint(remedy::DRIVE_FAILS),
         OpenError::NoLog => error.hint("make one with `ztier log format`"),
         OpenError::Damaged => error.hint(remedy::LOG_BROKEN),
@@ -288,5 +289,23 @@ pub fn cannot_use(path: &Path, e: &OpenError) -> Error {
         OpenError::Segments(_) => error.hint("give a larger drive, or another --segment"),
         OpenError::Unread(_) => error.hint(remedy::LOG_UNREAD),
         OpenError::Lost { .. } => error.hint(remedy::LOG_DAMAGED),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::media::DriveError;
+
+    /// An SSD at its end often returns what it has, and takes nothing.
+    #[test]
+    fn what_a_drive_still_returns_is_to_be_copied() {
+        let said = |action| {
+            let failed = DriveError { action, at: 0, len: 4096, errno: 5 };
+            cannot_use(Path::new("/dev/x"), &OpenError::Drive(failed)).to_string()
+        };
+        assert!(said(Action::Write).contains("copy it whole"), "{}", said(Action::Write));
+        assert!(said(Action::Flush).contains("copy it whole"), "{}", said(Action::Flush));
+        assert!(!said(Action::Read).contains("copy it whole"), "{}", said(Action::Read));
     }
 }

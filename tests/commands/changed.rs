@@ -484,3 +484,33 @@ fn a_backing_store_that_was_resized_with_data_in_its_log_gets_its_size_back() {
         down(&place);
     }
 }
+
+/// An SSD that has become read-only still has the log, which knows its UUID but not its drive.
+#[test]
+fn a_log_that_can_only_be_read_goes_on_as_a_copy() {
+    if lacks_loops(&[]) {
+        return;
+    }
+    let place = place(16 * MIB);
+    up_dirty(&place, 1);
+    down(&place);
+    let on = |log: &str, more: &[&str]| {
+        let drives = ["--backing", &place.backing, "--log", log, "--writeback", "off"];
+        let first = ["up", "vol", "--export", "nbd", "--segment", "64K"];
+        place.sandbox.ztier(&[&first[..], &drives, more].concat())
+    };
+    let device = Loop::on(Path::new(&place.log), &["--read-only"]);
+    on(device.path(), &[]).refused(1, &["is read-only", "copy the drive whole", "--log"]);
+    drop(device);
+    let copy = format!("{}.copy", place.log);
+    fs::copy(&place.log, &copy).unwrap();
+    File::options().write(true).open(&copy).unwrap().set_len(20 * MIB).unwrap();
+    on(&copy, &[]).ok();
+    check(&place, 1);
+    write(&place, 2);
+    down(&place);
+    on(&place.log, &[]).refused(5, &["in an older state", "give the newer log"]);
+    on(&copy, &[]).ok();
+    check(&place, 2);
+    place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+}
