@@ -179,6 +179,16 @@ remedies! {
     );
     /// A drive fails, and nothing is lost yet.
     DRIVE_FAILS = Remedy::safe("see the kernel's log, have the drive work again, then try again");
+    /// A drive that is read-only.
+    DRIVE_READ_ONLY = Remedy::safe(
+        "make it writable, or give another; a log on it is not lost: copy the drive whole (`dd`, \
+         `ddrescue`) to one at least as large, and give that with --log",
+    );
+    /// A log's drive fails writes, and nothing is lost yet.
+    LOG_FAILS_WRITES = Remedy::safe(
+        "see the kernel's log, have the drive work again, then try again; if it can only be read any \
+         more, copy it whole (`dd`, `ddrescue`) to one at least as large, and give that with --log",
+    );
     /// The device is held.
     HELD = Remedy::or(
         "end that first",
@@ -360,6 +370,13 @@ remedies! {
         "give the backing store of that log",
         "give the backing store of that log (`ztier log check DEV` says what it holds); only if it \
          is its own, --discard-log gives up what it held",
+        Loses::Log,
+    );
+    /// A log with data of a backing store that has another size by now.
+    LOG_RESIZED = Remedy::or(
+        "give it that size back, then `ztier up NAME` and `ztier down NAME --drain`",
+        "give it that size back, then `ztier up NAME` and `ztier down NAME --drain`; change its size \
+         after that; only if that is impossible, --discard-log gives up what it held",
         Loses::Log,
     );
     /// A log of another drive with the same content.

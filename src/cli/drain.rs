@@ -39,21 +39,24 @@ impl Drain {
         let stats = drain(&paths, name)?;
         let lost = stats.lost_blocks();
         if self.json {
-            let left_bytes = dirty(&stats);
+            let left_bytes = left(&stats);
             output::json(&json!({"name": name, "left_bytes": left_bytes, "lost_blocks": lost}))?;
             return sound(name, stats.loss().as_deref());
         }
-        output::print(&match dirty(&stats) {
-            0 if lost > 0 => {
-                format!("{name}: all but {lost} lost blocks is in the backing store\n")
-            }
-            0 => format!("{name}: all is in the backing store\n"),
-            left => format!(
-                "{name}: all that was written before is in the backing store; {} came meanwhile\n",
-                human(left)
-            ),
-        })?;
+        output::print(&done(name, &stats))?;
         sound(name, stats.loss().as_deref())
+    }
+}
+
+/// What a drain that ended with these counters has done.
+fn done(name: &str, stats: &Stats) -> String {
+    match (left(stats), stats.lost_blocks()) {
+        (0, 0) => format!("{name}: all is in the backing store\n"),
+        (0, lost) => format!("{name}: all but {lost} lost blocks is in the backing store\n"),
+        (left, _) => format!(
+            "{name}: all that was written before is in the backing store; {} came meanwhile\n",
+            human(left)
+        ),
     }
 }
 
@@ -63,20 +66,20 @@ impl Drain {
 /// # Errors
 /// As [`drain`].
 pub fn drain_most(paths: &Paths, name: &str) -> Result<()> {
-    let mut left = dirty(&drain(paths, name)?);
-    while left > ENOUGH {
-        let less = dirty(&drain(paths, name)?);
-        if less > left / 2 {
+    let mut last = left(&drain(paths, name)?);
+    while last > ENOUGH {
+        let less = left(&drain(paths, name)?);
+        if less > last / 2 {
             break;
         }
-        left = less;
+        last = less;
     }
     Ok(())
 }
 
-/// Bytes that the backing store lacks.
-fn dirty(stats: &Stats) -> u64 {
-    stats.log.map_or(0, |log| log.blocks_dirty * crate::BLOCK_SIZE as u64)
+/// Bytes that the backing store lacks, zeros included.
+fn left(stats: &Stats) -> u64 {
+    stats.log.map_or(0, |log| log.left_bytes())
 }
 
 /// Drains what a volume's log holds when this begins, waits for the end, and shows progress. The
@@ -100,6 +103,25 @@ fn drain(paths: &Paths, name: &str) -> Result<Stats> {
         }
         // A stopped daemon does not answer this request, either.
         let stats: Stats = client.ask(&Request::Stats, PATIENCE)?;
-        output::remark(&format!("{name}: {} left in the log", human(dirty(&stats))));
+        output::remark(&format!("{name}: {} left in the log", human(left(&stats))));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::LogStats;
+
+    #[test]
+    fn zeros_that_came_meanwhile_are_not_in_the_backing_store() {
+        let stats = |blocks_dirty, blocks_zeroed| Stats {
+            log: Some(LogStats { blocks_dirty, blocks_zeroed, ..LogStats::default() }),
+            ..Stats::default()
+        };
+        assert_eq!(done("v", &stats(0, 0)), "v: all is in the backing store\n");
+        for some in [stats(0, 256), stats(256, 0), stats(128, 128)] {
+            let text = done("v", &some);
+            assert!(text.ends_with("; 1 MiB came meanwhile\n"), "{text}");
+        }
     }
 }

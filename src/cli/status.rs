@@ -345,7 +345,7 @@ fn cache(stats: &Stats) -> String {
 
 /// The text for a volume with a log.
 fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
-    let dirty = human(log.blocks_dirty * crate::BLOCK_SIZE as u64);
+    let dirty = human(log.left_bytes());
     let written = match log.asked_bytes {
         0 => String::new(),
         asked => format!(", {:.2} × what was asked", log.written_bytes as f64 / asked as f64),

@@ -175,7 +175,31 @@ impl Running {
 }
 
 /// The counters by which a drain's progress shows.
-fn progress(stats: &Stats, log: &LogStats) -> [u64; 5] {
+fn progress(stats: &Stats, log: &LogStats) -> [u64; 7] {
     let sent = stats.object.as_ref().map_or(0, |object| object.durable_slot);
-    [log.blocks_dirty, log.segment_tail, log.segment_durable, log.written_back_bytes, sent]
+    [
+        log.blocks_dirty,
+        log.blocks_zeroed,
+        log.segment_tail,
+        log.segment_durable,
+        log.written_back_bytes,
+        log.zeroed_back_bytes,
+        sent,
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A drive that has to write zeros takes minutes for a window that has nothing else.
+    #[test]
+    fn a_window_of_zeros_is_progress() {
+        let stats = Stats::default();
+        let before = LogStats { blocks_zeroed: 1 << 20, ..LogStats::default() };
+        let zeroes = LogStats { zeroed_back_bytes: 64 << 20, ..before };
+        assert_ne!(progress(&stats, &before), progress(&stats, &zeroes));
+        let meanwhile = LogStats { blocks_zeroed: 0, ..before };
+        assert_ne!(progress(&stats, &before), progress(&stats, &meanwhile));
+    }
 }

@@ -78,7 +78,7 @@ fn hurry(volume: &dyn Serving, on: bool) -> Result<u64> {
 pub(super) fn refuse_overtaken(stats: &Stats, log: &LogStats) -> Result<()> {
     let by = stats.object.as_ref().and_then(|object| object.successor.as_ref());
     let Some(by) = by else { return Ok(()) };
-    let left = human(log.blocks_dirty * crate::BLOCK_SIZE as u64);
+    let left = human(log.left_bytes());
     let text = format!("the log still holds {left}, and the volume was taken over by {by}");
     Err(Error::degraded(text).hint(remedy::LOG_OVERTAKEN))
 }
@@ -105,7 +105,7 @@ pub(super) fn drain(volume: &dyn Serving) -> Result<()> {
             hurry(volume, false)?;
             let (why, left) = (
                 if failed || fails { "a drive fails" } else { "it took too long" },
-                human(log.blocks_dirty * crate::BLOCK_SIZE as u64),
+                human(log.left_bytes()),
             );
             return Err(Error::degraded(format!("the log still holds {left}: {why}"))
                 .hint("bring the volume up with that log, then drain it"));

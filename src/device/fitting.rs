@@ -11,7 +11,7 @@ use crate::BLOCK_SIZE;
 use crate::error::{Error, Result};
 use crate::log::disk::format::Superblock;
 use crate::log::{Inspection, Kept, OpenError};
-use crate::media::Match;
+use crate::media::{Action, Match};
 use crate::remedy;
 use std::path::Path;
 
@@ -243,14 +243,19 @@ impl Pair {
                     .hint("the log is empty: make it anew with `ztier log format`"),
             })
         };
+        let resized = sb.blocks != blocks && !claimed.backing.grows();
+        let (then, now) = (sb.blocks * BLOCK_SIZE as u64, claimed.backing.bytes());
         match compared {
             Match::Other { what } => refuse(format!(
                 "{log} is the log of another drive than {backing} (it differs in {what})"
             )),
-            _ if sb.blocks != blocks && !claimed.backing.grows() => refuse(format!(
-                "{log} is the log of a drive with {} bytes, and {backing} has {}",
-                sb.blocks * BLOCK_SIZE as u64,
-                claimed.backing.bytes()
+            // This may be the right drive: advice for another would have the data given up.
+            Match::Changed { .. } if resized && dirty => Err(Error::would_lose(format!(
+                "{backing} had {then} bytes when {log} got newer data of it, and has {now} now"
+            ))
+            .hint(remedy::LOG_RESIZED)),
+            _ if resized => refuse(format!(
+                "{log} is the log of a drive with {then} bytes, and {backing} has {now}"
             )),
             compared => Ok(compared),
         }
@@ -272,6 +277,7 @@ pub fn cannot_use(path: &Path, e: &OpenError) -> Error {
         _ => Error::failure(text),
     };
     match e {
+        OpenError::Drive(e) if e.action != Action::Read => error.hint(remedy::LOG_FAILS_WRITES),
         OpenError::Drive(_) => error.hint(remedy::DRIVE_FAILS),
         OpenError::NoLog => error.hint("make one with `ztier log format`"),
         OpenError::Damaged => error.hint(remedy::LOG_BROKEN),
@@ -283,5 +289,23 @@ pub fn cannot_use(path: &Path, e: &OpenError) -> Error {
         OpenError::Segments(_) => error.hint("give a larger drive, or another --segment"),
         OpenError::Unread(_) => error.hint(remedy::LOG_UNREAD),
         OpenError::Lost { .. } => error.hint(remedy::LOG_DAMAGED),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::media::DriveError;
+
+    /// An SSD at its end often returns what it has, and takes nothing.
+    #[test]
+    fn what_a_drive_still_returns_is_to_be_copied() {
+        let said = |action| {
+            let failed = DriveError { action, at: 0, len: 4096, errno: 5 };
+            cannot_use(Path::new("/dev/x"), &OpenError::Drive(failed)).to_string()
+        };
+        assert!(said(Action::Write).contains("copy it whole"), "{}", said(Action::Write));
+        assert!(said(Action::Flush).contains("copy it whole"), "{}", said(Action::Flush));
+        assert!(!said(Action::Read).contains("copy it whole"), "{}", said(Action::Read));
     }
 }

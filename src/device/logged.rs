@@ -296,10 +296,12 @@ impl LogVolume {
     /// All counters, now. Fields of a memory engine are 0.
     pub fn stats(&self) -> Stats {
         let Standing { stats: log, lost, .. } = self.logged.standing();
+        let [written_back_bytes, zeroed_back_bytes] = self.logged.brought_back();
         let log = LogStats {
             reads_partial: self.partial[0].load(Ordering::Relaxed),
             writes_partial: self.partial[1].load(Ordering::Relaxed),
-            written_back_bytes: self.logged.written_back_bytes(),
+            written_back_bytes,
+            zeroed_back_bytes,
             ..log
         };
         let object = self.object.get().map(|object| object.stats());

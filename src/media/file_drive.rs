@@ -22,6 +22,7 @@ use super::sector::{Made as MadeFor, Sector};
 use super::sysfs;
 use super::transfer::{Progress, check, failed};
 use crate::error::{Context, Error, Result};
+use crate::remedy;
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, RawMode, Stat};
@@ -643,8 +644,7 @@ fn cannot_open(path: &Path, errno: Errno) -> Error {
 }
 
 fn read_only(path: &Path) -> Error {
-    Error::failure(format!("{} is read-only", path.display()))
-        .hint("make it writable, or give another")
+    Error::failure(format!("{} is read-only", path.display())).hint(remedy::DRIVE_READ_ONLY)
 }
 
 fn in_use(path: &Path, busy: Busy) -> Error {

@@ -28,6 +28,10 @@ pub struct LogStats {
         /// Dirty blocks: the backing store lacks them (historic: `nr_dirty_cache_blocks`).
         blocks_dirty: u64 = count "blocks not in backing"
             => gauge blocks "ztier_log_dirty_bytes" "Data in the log that the backing store lacks.";
+        /// Blocks of discarded and zeroed ranges that are still to be zeroed in the backing store.
+        blocks_zeroed: u64 = count "blocks to zero in backing"
+            => gauge blocks "ztier_log_zeroed_bytes"
+                "Discarded and zeroed ranges still to be zeroed in the backing store.";
         /// Clean blocks: the log has them, and the backing store, too.
         blocks_clean: u64 = count "blocks in both"
             => gauge blocks "ztier_log_clean_bytes"
@@ -111,6 +115,10 @@ pub struct LogStats {
         /// Bytes that writeback wrote to the backing store.
         written_back_bytes: u64 = bytes "  backing written"
             => counter "ztier_writeback_bytes_total" "Bytes written back.";
+        /// Bytes that writeback zeroed in the backing store.
+        zeroed_back_bytes: u64 = bytes "  backing zeroed"
+            => counter "ztier_writeback_zeroed_bytes_total"
+                "Bytes zeroed in the backing store by writeback.";
         /// Flushes asked of the log.
         flushes: u64 = count "flushes"
             => counter "ztier_log_flushes_total" "Flushes asked of the log.";
@@ -168,4 +176,11 @@ pub struct LogStats {
                 "Whether the backing store alone is the volume, but for lost blocks.";
     }
 }
+}
+
+impl LogStats {
+    /// Bytes of changes that the backing store lacks, data and zeros; 0 if it lacks none.
+    pub fn left_bytes(&self) -> u64 {
+        (self.blocks_dirty + self.blocks_zeroed) * crate::BLOCK_SIZE as u64
+    }
 }

@@ -453,3 +453,64 @@ fn a_copy_may_take_the_place_whenever_the_daemon_was_killed() {
     drop(disk);
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
 }
+
+/// The log's data is that of no other drive: to give it up must not be the first advice.
+#[test]
+fn a_backing_store_that_was_resized_with_data_in_its_log_gets_its_size_back() {
+    for size in [24 * MIB, 12 * MIB] {
+        let place = place(16 * MIB);
+        up_dirty(&place, 1);
+        down(&place);
+        let file = File::options().write(true).open(&place.backing).unwrap();
+        file.set_len(size).unwrap();
+        let says = ["had 16777216 bytes when", "give it that size back", "--drain`; change its"];
+        let now = format!("has {size} now");
+        let text = try_up(&place, &[]).refused(5, &[&says[..], &[now.as_str()]].concat());
+        assert!(text.find("--drain") < text.find("--discard-log"), "{text}");
+        try_up(&place, &["--accept-changed-backing"]).refused(5, &says);
+        file.set_len(16 * MIB).unwrap();
+        // The kernel counts a file's resizing as a change.
+        let counted: &[&str] =
+            if is_counted(&place) { &["--accept-changed-backing"] } else { &[] };
+        up(&place, counted);
+        check(&place, 1);
+        place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+        // Drained, it may have any size.
+        file.set_len(24 * MIB).unwrap();
+        let drives = ["--backing", &place.backing, "--segment", "64K", &place.log];
+        place.sandbox.ztier(&[&["log", "format"], &drives[..]].concat()).ok();
+        up(&place, &[]);
+        check(&place, 1);
+        down(&place);
+    }
+}
+
+/// An SSD that has become read-only still has the log, which knows its UUID but not its drive.
+#[test]
+fn a_log_that_can_only_be_read_goes_on_as_a_copy() {
+    if lacks_loops(&[]) {
+        return;
+    }
+    let place = place(16 * MIB);
+    up_dirty(&place, 1);
+    down(&place);
+    let on = |log: &str, more: &[&str]| {
+        let drives = ["--backing", &place.backing, "--log", log, "--writeback", "off"];
+        let first = ["up", "vol", "--export", "nbd", "--segment", "64K"];
+        place.sandbox.ztier(&[&first[..], &drives, more].concat())
+    };
+    let device = Loop::on(Path::new(&place.log), &["--read-only"]);
+    on(device.path(), &[]).refused(1, &["is read-only", "copy the drive whole", "--log"]);
+    drop(device);
+    let copy = format!("{}.copy", place.log);
+    fs::copy(&place.log, &copy).unwrap();
+    File::options().write(true).open(&copy).unwrap().set_len(20 * MIB).unwrap();
+    on(&copy, &[]).ok();
+    check(&place, 1);
+    write(&place, 2);
+    down(&place);
+    on(&place.log, &[]).refused(5, &["in an older state", "give the newer log"]);
+    on(&copy, &[]).ok();
+    check(&place, 2);
+    place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+}

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use ztier::device::{Channel, Device, IoError, LogOptions, LogVolume, Request};
 use ztier::log::disk::format::{IDENTITY, data_at};
 use ztier::log::{self, Policy, Step as At};
-use ztier::media::{Drive, Memory};
+use ztier::media::{Access, Drive, FileDrive, Memory};
 use ztier::stats::Latency;
 
 fn write(to: &mut dyn Channel, offset: u64, data: &[u8]) -> Result<(), IoError> {
@@ -645,4 +645,111 @@ fn a_log_with_increments_stays_readable() {
     let (superblock, ..) = log::read_superblock(&log).unwrap();
     assert!(superblock.checkpoint.is_some_and(|named| named.whole < named.count));
     assert!(golden_is_readable(&image));
+}
+
+#[test]
+fn zeros_that_the_backing_store_lacks_are_counted_until_it_has_them() {
+    let mut pair = Pair::new(4 << 20);
+    let policy = Policy { enabled: false, ..Policy::default() };
+    let options = LogOptions { policy, ..LogOptions::default() };
+    let counted = |volume: &LogVolume| {
+        let log = volume.stats().log.unwrap();
+        (log.blocks_zeroed, log.zeroed_back_bytes, log.written_back_bytes)
+    };
+    let volume = pair.open_with(options);
+    let mut channel = Arc::clone(&volume).channel();
+    let (offset, len) = (8 * BLOCK, 100 * BLOCK);
+    channel.submit(Request::Discard { offset, len }, Instant::now()).unwrap();
+    write(&mut *channel, 200 * BLOCK, &bytes(3, 4096)).unwrap();
+    channel.submit(Request::Flush, Instant::now()).unwrap();
+    assert_eq!(counted(&volume), (100, 0, 0));
+    assert_eq!(volume.stats().log.unwrap().left_bytes(), 101 * BLOCK);
+    drop(channel);
+    volume.close().unwrap();
+    drop(volume);
+    let volume = pair.open_with(options);
+    assert_eq!(counted(&volume), (100, 0, 0), "also in the next process");
+    pair.backing.broken.store(true, Ordering::SeqCst);
+    volume.drain(true);
+    let began = Instant::now();
+    while volume.stats().log.unwrap().windows_failed == 0 {
+        assert!(began.elapsed().as_secs() < 60, "{:?}", volume.stats().log);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(counted(&volume), (100, 0, 0), "what failed does not count");
+    pair.backing.broken.store(false, Ordering::SeqCst);
+    drain(&volume);
+    assert_eq!(counted(&volume), (0, 100 * BLOCK, BLOCK));
+    volume.close().unwrap();
+}
+
+#[test]
+fn zeros_written_one_after_the_other_take_hardly_any_memory() {
+    const MANY: u64 = 1 << 18;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("backing");
+    std::fs::File::create(&path).unwrap().set_len(MANY * BLOCK).unwrap();
+    let log = Arc::new(RamDrive::new(16 << 20));
+    log::format(&*log, [7; 16], [0; IDENTITY], MANY, SEGMENT).unwrap();
+    let open = |epoch| {
+        let backing = Arc::new(FileDrive::open(&path, Access::Exclusive).unwrap());
+        let options = LogOptions::default();
+        let volume = LogVolume::open(Arc::clone(&log) as _, backing, options, epoch).unwrap();
+        volume.start(None).unwrap();
+        volume
+    };
+    let check = |volume: &LogVolume, when: &str| {
+        let log = volume.stats().log.unwrap();
+        assert!(log.index_bytes < MANY, "less than a byte a block {when}: {log:?}");
+    };
+    let volume = open(1);
+    let mut channel = Arc::clone(&volume).channel();
+    let zeros = vec![0; 64 << 10];
+    for at in (0..MANY * BLOCK).step_by(zeros.len()) {
+        write(&mut *channel, at, &zeros).unwrap();
+    }
+    check(&volume, "when they are written");
+    drop(channel);
+    volume.close().unwrap();
+    drop(volume);
+    let volume = open(2);
+    check(&volume, "in the next process");
+    drain(&volume);
+    check(&volume, "when they are written back");
+    let mut channel = Arc::clone(&volume).channel();
+    assert!(read(&mut *channel, (MANY - 16) * BLOCK, 64 << 10).unwrap() == zeros);
+    drop(channel);
+    volume.close().unwrap();
+}
+
+/// Whether the backing store gets a single flushed write within this time, without more requests.
+fn is_written_back_alone(policy: Policy, within: Duration) -> bool {
+    let mut pair = Pair::new(4 << 20);
+    let volume = pair.open_with(LogOptions { policy, ..LogOptions::default() });
+    let mut channel = Arc::clone(&volume).channel();
+    write(&mut *channel, 7 * BLOCK, &bytes(3, 4096)).unwrap();
+    channel.submit(Request::Flush, Instant::now()).unwrap();
+    let (began, mut clean) = (Instant::now(), false);
+    while !clean && began.elapsed() < within {
+        std::thread::sleep(Duration::from_millis(5));
+        clean = volume.stats().log.unwrap().clean;
+    }
+    assert_eq!(pair.backing.content()[7 * 4096..8 * 4096] == bytes(3, 4096), clean);
+    drop(channel);
+    volume.close().unwrap();
+    clean
+}
+
+#[test]
+fn with_a_threshold_of_0_nothing_stays_in_the_newest_segment() {
+    let (soon, late) = (Duration::from_millis(700), Duration::from_secs(60));
+    for idle in [Duration::ZERO, Duration::from_millis(300)] {
+        let policy = Policy { threshold_percent: 0, idle, ..Policy::default() };
+        assert!(is_written_back_alone(policy, late), "{idle:?}");
+    }
+    let idle = Duration::ZERO;
+    let absorbs = Policy { threshold_percent: 1, idle, ..Policy::default() };
+    assert!(!is_written_back_alone(absorbs, soon), "no write wakes a slow disk");
+    let off = Policy { threshold_percent: 0, idle, enabled: false, ..Policy::default() };
+    assert!(!is_written_back_alone(off, soon), "without writeback nothing is written back");
 }

@@ -76,7 +76,11 @@ impl Core {
         let dirty = self.map.iter().filter(|(_, place)| !self.is_clean_at(place)).count() as u64;
         let named = self.map.iter().filter(|(_, place)| !place.copy).count() as u64;
         let changes: u64 = self.segments.iter().map(|s| u64::from(s.changes)).sum();
-        (dirty, named) == (self.dirty, changes)
+        let zeroed = self.holes.from(0).filter(|(.., hole)| {
+            hole.kind == Kind::Zeros && hole.segment >= self.written
+        });
+        let zeroed: u64 = zeroed.map(|(start, end, _)| end - start).sum();
+        (dirty, named, zeroed) == (self.dirty, changes, self.holes.unwritten_blocks())
     }
 
     /// Makes the index forget a block.
@@ -118,6 +122,7 @@ impl Core {
                 found.changes += named;
             }
         }
+        self.holes.wrote(self.written);
     }
 
     /// Whether the backing store has the content at a place.
@@ -272,6 +277,7 @@ impl Core {
         let there = self.segments.iter().skip(from as usize).take(count as usize);
         self.dirty -= there.map(|s| u64::from(s.changes)).sum::<u64>();
         self.written = self.written.max(end);
+        self.holes.wrote(self.written);
     }
 
     /// Looks, from block `from` on, for blocks whose only place in the log is in segments that

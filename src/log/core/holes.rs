@@ -3,11 +3,14 @@
 //! Invariant: ranges do not overlap. The map has precedence: the caller that adds a range removes
 //! its blocks from the map, and a block written afterwards shadows the range. Each range is also in
 //! one of two sets ordered by record, so the ranges of a segment are found without a scan of all
-//! others.
+//! others. Neighbouring ranges of one chunk and kind are one range: otherwise each of a million
+//! zeros that are written one after the other would take as much as a discard of them all. Such
+//! records have no order among themselves that matters. Blocks of zeroed ranges are counted by segment, until the segment is written back.
 
 use crate::log::disk::format::{BLOCKS_MAX, Kind, SEGMENT_MAX};
 use crate::log::planted::visit;
 use crate::media::ALIGN;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The offset of a record whose chunk is unknown: it may be anywhere in its segment.
@@ -112,6 +115,11 @@ pub struct Holes {
     zeroed: BTreeSet<Record>,
     /// Keys of the lost ranges.
     lost: BTreeSet<Record>,
+    /// Segments before this one are written back.
+    written: u64,
+    /// Blocks of zeroed ranges in each segment that is not written back, and in all of these.
+    unwritten: BTreeMap<u64, u64>,
+    unwritten_blocks: u64,
 }
 
 impl Holes {
@@ -122,8 +130,20 @@ impl Holes {
     }
 
     /// Covers the blocks `start..end`, replacing what covered them.
-    pub fn insert(&mut self, start: u64, end: u64, hole: Hole) {
+    pub fn insert(&mut self, mut start: u64, mut end: u64, hole: Hole) {
         self.remove(start, end);
+        if let Some((&from, &(to, before))) = self.ranges.range(..start).next_back()
+            && (to, before) == (start, hole)
+        {
+            self.take(from);
+            start = from;
+        }
+        if let Some(&(to, after)) = self.ranges.get(&end)
+            && after == hole
+        {
+            self.take(end);
+            end = to;
+        }
         self.add(start, end, hole);
     }
 
@@ -148,15 +168,48 @@ impl Holes {
 
     fn add(&mut self, start: u64, end: u64, hole: Hole) {
         visit();
+        if self.is_unwritten(&hole) {
+            *self.unwritten.entry(hole.segment).or_default() += end - start;
+            self.unwritten_blocks += end - start;
+        }
         self.ranges.insert(start, (end, hole));
         self.records(hole.kind).insert(Record::new(hole.segment, hole.offset, start));
     }
 
     fn take(&mut self, start: u64) {
         visit();
-        if let Some((_, hole)) = self.ranges.remove(&start) {
-            self.records(hole.kind).remove(&Record::new(hole.segment, hole.offset, start));
+        let Some((end, hole)) = self.ranges.remove(&start) else { return };
+        self.records(hole.kind).remove(&Record::new(hole.segment, hole.offset, start));
+        if self.is_unwritten(&hole)
+            && let Entry::Occupied(mut blocks) = self.unwritten.entry(hole.segment)
+        {
+            *blocks.get_mut() -= end - start;
+            self.unwritten_blocks -= end - start;
+            if *blocks.get() == 0 {
+                blocks.remove();
+            }
         }
+    }
+
+    /// Whether the backing store lacks the zeros of a range.
+    fn is_unwritten(&self, hole: &Hole) -> bool {
+        hole.kind == Kind::Zeros && hole.segment >= self.written
+    }
+
+    /// Notes that the segments before `segment` are written back.
+    pub fn wrote(&mut self, segment: u64) {
+        self.written = self.written.max(segment);
+        while let Some(oldest) = self.unwritten.first_entry()
+            && *oldest.key() < segment
+        {
+            self.unwritten_blocks -= oldest.remove();
+        }
+    }
+
+    /// Blocks of zeroed ranges in segments that are not written back. A block that was written
+    /// afterwards counts, too: writeback zeroes it first.
+    pub fn unwritten_blocks(&self) -> u64 {
+        self.unwritten_blocks
     }
 
     /// Forgets up to `most` ranges of segments before `segment`; returns whether none is left.
@@ -286,6 +339,27 @@ mod tests {
     }
 
     #[test]
+    fn neighbours_of_one_chunk_are_one_range() {
+        let (mut holes, elsewhere) = (Holes::default(), Hole { offset: ALIGN as u32, ..hole(1) });
+        // Two writers in turn, one of them backwards.
+        for i in 0..1000 {
+            holes.insert(i, i + 1, hole(1));
+            holes.insert(1999 - i, 2000 - i, hole(1));
+        }
+        assert_eq!((holes.len(), holes.memory()), (1, BYTES_PER_RANGE));
+        holes.insert(2000, 2001, elsewhere);
+        holes.insert(2001, 2002, Hole { kind: Kind::Lost, ..elsewhere });
+        holes.insert(2002, 2003, hole(2));
+        assert_eq!(holes.len(), 4, "other chunks, kinds and segments stay apart");
+        holes.remove(10, 20);
+        assert_eq!(holes.from(0).nth(1), Some((20, 2000, hole(1))));
+        holes.insert(10, 20, hole(1));
+        assert_eq!((holes.len(), holes.unwritten_blocks()), (4, 2002));
+        holes.wrote(2);
+        assert_eq!(holes.unwritten_blocks(), 1);
+    }
+
+    #[test]
     fn newer_ranges_cut_older_ones() {
         let mut holes = Holes::default();
         holes.insert(10, 20, hole(1));
@@ -305,20 +379,20 @@ mod tests {
         assert_eq!((holes.len(), holes.memory()), (0, 0));
     }
 
-    /// What covers each of a few blocks, and which record made the range that it is in.
-    type Model = Vec<Option<(Hole, u64)>>;
+    /// What covers each of a few blocks.
+    type Model = Vec<Option<Hole>>;
 
-    /// The ranges of a model: neighbouring blocks that one record covers.
+    /// The ranges of a model: neighbouring blocks that one chunk covers.
     fn ranges(model: &Model) -> Vec<(u64, u64, Hole)> {
-        let mut ranges: Vec<(u64, u64, Hole, u64)> = Vec::new();
+        let mut ranges: Vec<(u64, u64, Hole)> = Vec::new();
         for (block, covered) in (0..).zip(model) {
-            let Some((hole, id)) = *covered else { continue };
+            let Some(hole) = *covered else { continue };
             match ranges.last_mut() {
-                Some((_, end, _, last)) if *last == id && *end == block => *end += 1,
-                _ => ranges.push((block, block + 1, hole, id)),
+                Some((_, end, last)) if *last == hole && *end == block => *end += 1,
+                _ => ranges.push((block, block + 1, hole)),
             }
         }
-        ranges.into_iter().map(|(start, end, hole, _)| (start, end, hole)).collect()
+        ranges
     }
 
     proptest! {
@@ -327,15 +401,15 @@ mod tests {
         fn they_are_what_each_block_says(
             steps in prop::collection::vec((0u8..12, 0u64..60, 1u64..20, 0u64..6, 0u32..4), 0..80),
         ) {
-            let (mut holes, mut model) = (Holes::default(), vec![None; 80]);
-            for (id, (op, start, count, segment, offset)) in (0..).zip(steps) {
+            let (mut holes, mut model, mut written) = (Holes::default(), vec![None; 80], 0);
+            for (op, start, count, segment, offset) in steps {
                 let (all, offset) = (start as usize..(start + count) as usize, offset * 4096);
                 let kind = if op % 3 == 0 { Kind::Lost } else { Kind::Zeros };
                 match op {
                     0..8 => {
                         let hole = Hole { segment, offset, kind };
                         holes.insert(start, start + count, hole);
-                        model[all].fill(Some((hole, id)));
+                        model[all].fill(Some(hole));
                     }
                     8..11 => {
                         holes.remove(start, start + count);
@@ -344,8 +418,12 @@ mod tests {
                     _ => {
                         while !holes.retire(segment, 1) {}
                         let stays = |hole: Hole| hole.segment >= segment;
-                        model.iter_mut().for_each(|c| *c = c.filter(|(hole, _)| stays(*hole)));
+                        model.iter_mut().for_each(|c| *c = c.filter(|hole| stays(*hole)));
                     }
+                }
+                if op == 8 {
+                    written = written.max(segment);
+                    holes.wrote(segment);
                 }
                 let expected = ranges(&model);
                 prop_assert!(holes.from(0).eq(expected.iter().copied()));
@@ -356,6 +434,10 @@ mod tests {
                 };
                 let zeroed = of(Kind::Zeros).map(record);
                 prop_assert_eq!(&holes.zeroed, &zeroed.collect());
+                let unwritten = of(Kind::Zeros).filter(|(.., hole)| hole.segment >= written);
+                let blocks: u64 = unwritten.map(|(start, end, _)| end - start).sum();
+                prop_assert_eq!(holes.unwritten_blocks(), blocks);
+                prop_assert_eq!(holes.unwritten.values().sum::<u64>(), blocks);
                 let lost = of(Kind::Lost).map(record);
                 prop_assert_eq!(&holes.lost, &lost.collect());
                 let meets = |s: u64, e: u64| s < start + count && e > start;
@@ -363,7 +445,7 @@ mod tests {
                 let within = within.map(|(s, e, _)| (*s, *e));
                 prop_assert!(holes.lost_within(start, start + count).eq(within));
                 for (block, covered) in (0..).zip(&model) {
-                    prop_assert_eq!(holes.get(block), covered.map(|(hole, _)| hole));
+                    prop_assert_eq!(holes.get(block), *covered);
                 }
             }
         }

@@ -138,6 +138,7 @@ impl Core {
             segments_used: self.fullness().0,
             segments_clean: self.written - self.first,
             blocks_dirty: self.dirty,
+            blocks_zeroed: self.holes.unwritten_blocks(),
             blocks_clean: self.map.len() as u64 - self.dirty,
             index_bytes: (self.map.memory() + self.holes.memory()) as u64,
             checkpoints: self.checkpoint.made,

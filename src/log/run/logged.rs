@@ -120,7 +120,9 @@ pub struct Logged {
     last_request_ms: AtomicU64,
     began: Instant,
     damaged_reads: AtomicU64,
+    /// Bytes that commands have written to the backing store, and zeroed in it.
     pub(super) written_back: AtomicU64,
+    pub(super) zeroed_back: AtomicU64,
     /// The identity of the backing store, if the log keeps one.
     watched: Watched,
     /// Lets writeback give way to reads of the backing store.
@@ -172,6 +174,7 @@ impl Logged {
             began: now(),
             damaged_reads: AtomicU64::new(0),
             written_back: AtomicU64::new(0),
+            zeroed_back: AtomicU64::new(0),
             watched: Watched::default(),
             writeback_throttle: WritebackThrottle::new(MOVERS),
             write_throttle: WriteThrottle::default(),
@@ -402,9 +405,9 @@ impl Logged {
         self.damaged_reads.load(Ordering::Relaxed)
     }
 
-    /// Bytes that writeback wrote to the backing store.
-    pub fn written_back_bytes(&self) -> u64 {
-        self.written_back.load(Ordering::Relaxed)
+    /// Bytes that writeback wrote to the backing store, and those that it zeroed there.
+    pub fn brought_back(&self) -> [u64; 2] {
+        [&self.written_back, &self.zeroed_back].map(|bytes| bytes.load(Ordering::Relaxed))
     }
 
     pub(super) fn now_ms(&self) -> u64 {
@@ -695,13 +698,16 @@ impl Logged {
                 let (kind, payload, count) = packing.encoded(first, *done, &blocks[*done]);
                 let (block, sized) = (first + *done as u64, (payload.len(), sums[*done]));
                 let reserved = match kind {
-                    Kind::Zeros => core.discard(block, 1).map(|_| true),
-                    Kind::Cluster => core.reserve_cluster(block, sized, fills),
-                    _ => core.reserve(block, kind, sized, fills).map(|()| true),
+                    Kind::Zeros => core.discard(block, packing.zeros(first, *done, blocks)),
+                    Kind::Cluster => {
+                        let fits = core.reserve_cluster(block, sized, fills);
+                        fits.map(|fits| if fits { count as u64 } else { 0 })
+                    }
+                    _ => core.reserve(block, kind, sized, fills).map(|()| 1),
                 };
                 match reserved {
-                    Ok(true) => *done += count,
-                    Ok(false) => break,
+                    Ok(0) => break,
+                    Ok(more) => *done += more as usize,
                     Err(refused) => {
                         taken = Taken::Refused(refused);
                         break;

@@ -162,6 +162,12 @@ impl Packing {
         }
     }
 
+    /// How many blocks in a row are zeros, from the `i`-th on.
+    pub(super) fn zeros(&self, first: u64, i: usize, blocks: &[[u8; BLOCK_SIZE]]) -> u64 {
+        let kinds = (i..blocks.len()).map(|i| self.encoded(first, i, &blocks[i]).0);
+        kinds.take_while(|kind| *kind == Kind::Zeros).count() as u64
+    }
+
     /// Encodes a block as the `i`-th payload. A block that does not shrink is not copied.
     fn encode(&mut self, i: usize, block: &[u8; BLOCK_SIZE]) {
         let Payload { kind, len: used, bytes: out } = &mut self.payloads[i];
@@ -234,6 +240,22 @@ mod tests {
         packing.encode_apart(4, blocks[4..].first_chunk().unwrap());
         assert_eq!(packing.encoded(16, 4, &blocks[4]).0, Kind::Zstd);
         assert_eq!(packing.encoded(16, 8, &blocks[8]).0, Kind::Cluster);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "calls the C libraries")]
+    fn a_run_of_zeros_ends_where_a_cluster_begins() {
+        let mut packing = Packing::new(Algorithm::Zstd);
+        let zeros = vec![[0; BLOCK_SIZE]; GROUP];
+        packing.encode_all(0, &zeros);
+        assert_eq!(packing.zeros(0, 0, &zeros), GROUP as u64);
+        assert_eq!(packing.zeros(0, 5, &zeros[..7]), 2);
+        // Of blocks in clusters, `payloads` has what was written before.
+        let mut mixed = blocks(GROUP, 500);
+        mixed[..CLUSTER].fill([0; BLOCK_SIZE]);
+        packing.encode_all(0, &mixed);
+        assert_eq!(packing.zeros(0, 0, &mixed), CLUSTER as u64);
+        assert_eq!(packing.zeros(0, CLUSTER, &mixed), 0);
     }
 
     #[test]

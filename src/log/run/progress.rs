@@ -185,16 +185,19 @@ impl Logged {
         self.backing.flush().map_or_else(Outcome::Failed, |()| Outcome::Done)
     }
 
-    /// Carries out a command, and counts the bytes that it writes to the backing store.
+    /// Carries out a command, and counts the bytes that it has written to the backing store or
+    /// zeroed in it: by these a drain shows that it goes on.
     pub(super) fn carry_out(&self, command: &Command) -> Outcome {
-        if command.device == Device::Backing {
-            let bytes = match &command.op {
-                Op::Write(_, range) => range.len(),
-                Op::WritePacked(run) => run.blocks().count() * BLOCK_SIZE,
-                _ => 0,
+        let outcome = command.carry_out(&*self.log, &*self.backing);
+        if command.device == Device::Backing && matches!(outcome, Outcome::Done) {
+            let (counter, bytes) = match &command.op {
+                Op::Write(_, range) => (&self.written_back, range.len()),
+                Op::WritePacked(run) => (&self.written_back, run.blocks().count() * BLOCK_SIZE),
+                Op::Zero(len) => (&self.zeroed_back, *len as usize),
+                Op::Read(_) | Op::Join(_) | Op::Flush => return outcome,
             };
-            self.written_back.fetch_add(bytes as u64, Ordering::Relaxed);
+            counter.fetch_add(bytes as u64, Ordering::Relaxed);
         }
-        command.carry_out(&*self.log, &*self.backing)
+        outcome
     }
 }

@@ -43,7 +43,9 @@ const WINDOW_PART: u64 = 4;
 /// How writeback behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Percent of the log that may fill before writeback runs beside foreground work.
+    /// Percent of the log that may fill before writeback runs beside foreground work. At 0 the
+    /// backing store gets everything: also what is only in the newest segment, once its oldest
+    /// change is [`Self::idle`] old.
     pub threshold_percent: u64,
     /// Bytes of a window while the log is nearly empty; it grows to four times this as it fills.
     pub window: u64,
@@ -203,7 +205,12 @@ impl Runtime {
             (false, false) => None,
         };
         let settle = |done: fn(&Core) -> bool| {
-            self.logged.settle(Awaited::Commit, |core| end(done(core), core.is_failed()))
+            self.logged.settle(Awaited::Commit, |core| {
+                // A window may be judged only now, and the thread that would have an atomic backing
+                // store commit it has ended.
+                core.leave_commit();
+                end(done(core), core.is_failed())
+            })
         };
         settle(Core::is_quiet)?;
         self.logged.renew_identity()?;
@@ -284,7 +291,7 @@ fn write_back(logged: &Logged, draining: &Goal, policy: &Mutex<Policy>) {
         let hurry = hurries(logged, draining);
         if hurry {
             close_segment(logged, draining);
-        } else if policy.enabled && policy.unsent.is_some_and(|unsent| ages(logged, &unsent)) {
+        } else if policy.enabled && ages(logged, &policy) {
             close_aged(logged);
         }
         let Some((bytes, fullness)) = due(logged, policy, hurry) else {
@@ -295,6 +302,8 @@ fn write_back(logged: &Logged, draining: &Goal, policy: &Mutex<Policy>) {
             logged.pause();
             continue;
         };
+        // Before writers are held: the listener may write to a file system on the volume itself.
+        logged.note_backing();
         logged.write_throttle().begin(fullness);
         let pressed = || {
             let core = logged.core();
@@ -303,7 +312,6 @@ fn write_back(logged: &Logged, draining: &Goal, policy: &Mutex<Policy>) {
             drop(core);
             full || hurries(logged, draining) || logged.is_stopping()
         };
-        logged.note_backing();
         logged.backing().begin();
         let before = logged.core().windows_failed();
         let ended = carry(logged, Writeback::new(plan).watching(logged.samples()), &pressed);
@@ -380,10 +388,20 @@ fn interrupted() -> DriveError {
     DriveError { action: Action::Flush, at: 0, len: 0, errno }
 }
 
-/// Whether the oldest change is so old that a window is due.
-fn ages(logged: &Logged, unsent: &Unsent) -> bool {
+/// Whether the oldest change is so old that a window is due, even if only the open segment has it.
+/// Before a drive only a threshold of 0 asks for that: it costs the rest of the segment, and a log
+/// that absorbs writes would wake a slow disk for each of them.
+fn ages(logged: &Logged, policy: &Policy) -> bool {
     let core = logged.core();
-    !core.is_clean() && unsent.is_aged(core.unsent().1)
+    let (age_ms, alone) = (core.unsent().1, core.fullness().0 == 1);
+    let aged = match policy.unsent {
+        Some(unsent) => unsent.is_aged(age_ms),
+        None => {
+            let aged = Duration::from_millis(age_ms) >= policy.idle;
+            policy.threshold_percent == 0 && alone && aged
+        }
+    };
+    aged && !core.is_clean()
 }
 
 /// Commits what is to be sent, and closes the open segment if only that has it.
@@ -520,10 +538,29 @@ mod tests {
     use super::*;
     use crate::BLOCK_SIZE;
     use crate::log::core::{Kept, Options};
-    use crate::log::disk::format::IDENTITY;
+    use crate::log::disk::format::{IDENTITY, data_at};
     use crate::log::recovery::{format, open};
-    use crate::media::{Access, Drive, FileDrive, Memory};
+    use crate::media::{ALIGN, Access, Drive, FileDrive, Memory};
     use crate::threadless::is_alone;
+    use std::path::Path;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    const SEGMENT: u32 = 64 << 10;
+
+    /// A log of 256 blocks, without threads, and its drives, which are files in `dir`.
+    fn logged_in(dir: &Path, options: Options) -> (Arc<Logged>, [Arc<FileDrive>; 2]) {
+        let drive = |name, bytes| {
+            let path = dir.join(name);
+            std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+            Arc::new(FileDrive::open(&path, Access::Exclusive).unwrap())
+        };
+        let (log, backing) = (drive("log", 16 << 20), drive("backing", 1 << 20));
+        format(&*log, [7; 16], [0; IDENTITY], 256, SEGMENT).unwrap();
+        let kept = Kept::new(&Memory::default()).unwrap();
+        let (core, _) = open(&*log, options, 1000, false, kept).unwrap();
+        let drives = [Arc::clone(&log), Arc::clone(&backing)];
+        (Arc::new(Logged::new(Arc::new(Mutex::new(core)), log, backing)), drives)
+    }
 
     #[test]
     fn a_window_ends_also_without_threads() {
@@ -531,17 +568,7 @@ mod tests {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        let drive = |name, bytes| {
-            let path = dir.path().join(name);
-            std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
-            Arc::new(FileDrive::open(&path, Access::Exclusive).unwrap())
-        };
-        let (log, backing) = (drive("log", 16 << 20), drive("backing", 1 << 20));
-        format(&*log, [7; 16], [0; IDENTITY], 256, 64 << 10).unwrap();
-        let kept = Kept::new(&Memory::default()).unwrap();
-        let (core, _) = open(&*log, Options::default(), 1000, false, kept).unwrap();
-        let below = Arc::clone(&backing) as Arc<dyn Drive>;
-        let logged = Logged::new(Arc::new(Mutex::new(core)), log, below);
+        let (logged, [_, backing]) = logged_in(dir.path(), Options::default());
         let mut io = LogIoContext::new(Algorithm::None);
         let content = |block| [[block as u8 + 1; BLOCK_SIZE]];
         for block in 0..40 {
@@ -557,5 +584,58 @@ mod tests {
             backing.read(block * BLOCK_SIZE as u64, &mut bytes).unwrap();
             assert!(bytes[..] == content(block)[0], "block {block}");
         }
+    }
+
+    /// A window with a damaged block is committed only when the record that the block is lost is
+    /// durable. Here the writeback thread has ended before that.
+    #[test]
+    fn a_volume_that_stops_while_a_window_is_judged_can_be_closed() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options { atomic: true, ..Options::default() };
+        let (logged, [log, _]) = logged_in(dir.path(), options);
+        let mut io = LogIoContext::new(Algorithm::None);
+        let content = std::array::from_fn(|i| (i % 251) as u8);
+        logged.write(&mut io, 0, &[content]).unwrap();
+        logged.commit().unwrap();
+        logged.core().finish_segment();
+        // In the payload.
+        let (at, mut page) = (data_at(log.size(), SEGMENT), Buffer::new(ALIGN));
+        log.read(at, &mut page).unwrap();
+        page[200] ^= 0x40;
+        log.write(at, &page).unwrap();
+        let plan = logged.core().begin_window(1 << 20).unwrap();
+        let ended = carry(&logged, Writeback::new(plan), &|| true);
+        assert!(matches!(&ended, Ended::Well { damaged, .. } if damaged.len() == 1), "{ended:?}");
+        logged.core().end_window(ended);
+        assert!(logged.core().commit_due().is_none(), "the window is judged");
+        let policy = Arc::new(Mutex::new(Policy::default()));
+        let runtime = Runtime { logged, draining: Arc::default(), policy, threads: Vec::new() };
+        let (done, closed) = std::sync::mpsc::channel();
+        std::thread::spawn(move || done.send(runtime.close(&ChangeCounter::default)));
+        assert_eq!(closed.recv_timeout(Duration::from_secs(60)), Ok(Ok(())));
+    }
+
+    /// This machine's record may be in a file system on the volume itself.
+    #[test]
+    fn no_writer_is_held_while_the_state_of_the_backing_store_is_noted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (logged, _) = logged_in(dir.path(), Options::default());
+        let (own, held) = (Arc::downgrade(&logged), Arc::new(AtomicBool::new(false)));
+        let seen = Arc::clone(&held);
+        logged.listen(Box::new(move |_| {
+            let holds = own.upgrade().is_some_and(|log| log.write_throttle().holds((99, 100)));
+            seen.fetch_or(holds, Ordering::SeqCst);
+        }));
+        let runtime = Runtime::start(&logged, Policy::default(), Algorithm::None, None).unwrap();
+        let mut io = LogIoContext::new(Algorithm::None);
+        logged.write(&mut io, 0, &[[1; BLOCK_SIZE]]).unwrap();
+        runtime.drain(true);
+        let began = std::time::Instant::now();
+        while !logged.core().is_clean() {
+            assert!(began.elapsed().as_secs() < 60, "{:?}", logged.core().stats());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        runtime.close(&ChangeCounter::default).unwrap();
+        assert!(logged.core().stats().windows > 0 && !held.load(Ordering::SeqCst));
     }
 }
