@@ -4,6 +4,7 @@
 //! something only after its caller has agreed ([`Asking::agree`]); a signal gives up no data.
 
 use super::draining;
+use super::evicted;
 use super::log;
 use super::memory_holder::Kept;
 use super::phase::{Change, End, Turn};
@@ -98,6 +99,7 @@ impl Running {
             Err(e) if force => log::line(&format!("forced: {e}")),
             ended => ended?,
         }
+        let reads = evicted::hold_reads();
         let mut slot = self.served.export()?;
         let Some(export) = slot.as_mut() else { return Ok(()) };
         match export.stop() {
@@ -109,6 +111,7 @@ impl Running {
             Err(e) => return Err(e),
         }
         *slot = None; // dropping it also stops what `stop` refused to stop
+        reads.for_good();
         self.phase.end(end);
         Ok(())
     }
@@ -254,6 +257,7 @@ impl Running {
     /// Stops the export so that the next daemon can take it over; this one then ends by `end`.
     /// First makes durable what can be; the memory holder has the rest.
     fn leave(&self, end: End) -> Result<()> {
+        let reads = evicted::hold_reads();
         let mut slot = self.served.export()?;
         let Some(export) = slot.as_mut() else { return Ok(()) };
         match self.flush() {
@@ -265,6 +269,7 @@ impl Running {
         export.leave()?;
         let leftovers = export.leftovers();
         *slot = None;
+        reads.for_good();
         self.phase.end(end);
         drop(slot);
         self.served.note_left(leftovers);
