@@ -37,7 +37,7 @@ const FEW: usize = 32;
 /// Attempts to begin, and the time between two: others may use the page that is to be dropped.
 const ATTEMPTS: u32 = 5;
 const BETWEEN: Duration = Duration::from_millis(500);
-/// Longest wait for a page.
+/// Longest wait for a page, and the time between looks at a limit of 0.
 const WAIT: Duration = Duration::from_millis(500);
 /// Interval between looks at what is above the device.
 const LOOK: Duration = Duration::from_secs(2);
@@ -97,29 +97,41 @@ impl Drop for Evicted {
     }
 }
 
-/// Has the cache follow the page cache until `stop`.
+/// Bytes of the ring for a cache with this limit.
+fn ring_bytes(limit: u64) -> u64 {
+    (limit / RING_PART).clamp(RING.0, RING.1).next_power_of_two()
+}
+
+/// Whether a ring of `bytes` bytes is to go: a cache with this limit keeps nothing, or half of the
+/// ring is enough for it.
+fn is_too_large(bytes: u64, limit: u64) -> bool {
+    limit == 0 || ring_bytes(limit) <= bytes / 2
+}
+
+/// Has the cache follow the page cache until `stop`, and while its limit is not 0. Begins anew with
+/// a smaller ring when the limit has fallen far, since the ring counts in it.
 fn follow(cache: &Cached, device: &Path, stop: &AtomicBool, say: impl Fn(&str)) -> Result<()> {
-    let bytes = (cache.limit() / RING_PART).clamp(RING.0, RING.1).next_power_of_two();
     let ends = || stop.load(Ordering::Acquire);
-    let begun = begin(&READS, &ends, |may_not| News::begin(device, bytes as u32, may_not))?;
-    let Some(mut news) = begun else { return Ok(()) };
-    cache.follow(bytes)?;
-    say("the cache holds what the page cache drops");
-    let mut looked = Instant::now();
+    let mut counted = (0, 0);
+    let mut said = false;
     while !ends() {
-        news.wait(WAIT);
-        let count = news.take(|page| _ = cache.dropped(page));
-        if count > 0 {
-            let (dropped, lost) = news.counts();
-            cache.saw_pages(dropped, lost);
+        let limit = cache.limit();
+        if limit == 0 {
+            std::thread::park_timeout(WAIT);
+            continue;
         }
-        if (1..FEW).contains(&count) {
-            std::thread::park_timeout(PAUSE);
+        let bytes = ring_bytes(limit);
+        let begun = begin(&READS, &ends, |may_not| News::begin(device, bytes as u32, may_not))?;
+        let Some(mut news) = begun else { return Ok(()) };
+        cache.follow(bytes)?;
+        if !said {
+            say("the cache holds what the page cache drops");
+            said = true;
         }
-        if looked.elapsed() >= LOOK {
-            looked = Instant::now();
-            news.watch(&above::numbers(device));
-        }
+        let goes = || ends() || is_too_large(bytes, cache.limit());
+        counted = pass_on(cache, device, (&mut news, counted), goes);
+        drop(news);
+        cache.unfollow(None);
     }
     Ok(())
 }
@@ -148,6 +160,34 @@ fn begin<T>(
         std::thread::park_timeout(BETWEEN);
     }
     Ok(None)
+}
+
+/// Gives the cache what the page cache drops until `ends`. Returns the pages that were dropped so
+/// far, and those of them that were not copied, with those `counted` before.
+fn pass_on(
+    cache: &Cached,
+    device: &Path,
+    (news, counted): (&mut News, (u64, u64)),
+    ends: impl Fn() -> bool,
+) -> (u64, u64) {
+    let all = |(dropped, lost): (u64, u64)| (counted.0 + dropped, counted.1 + lost);
+    let mut looked = Instant::now();
+    while !ends() {
+        news.wait(WAIT);
+        let count = news.take(|page| _ = cache.dropped(page));
+        if count > 0 {
+            let (dropped, lost) = all(news.counts());
+            cache.saw_pages(dropped, lost);
+        }
+        if (1..FEW).contains(&count) {
+            std::thread::park_timeout(PAUSE);
+        }
+        if looked.elapsed() >= LOOK {
+            looked = Instant::now();
+            news.watch(&above::numbers(device));
+        }
+    }
+    all(news.counts())
 }
 
 #[cfg(test)]
@@ -199,5 +239,15 @@ mod tests {
         };
         assert_eq!(begin(&reads, &ends, |_| Ok(7)).unwrap(), Some(7));
         assert_eq!(tries.get(), 3 * ATTEMPTS);
+    }
+
+    #[test]
+    fn a_ring_goes_when_half_of_it_is_enough() {
+        const MIB: u64 = 1 << 20;
+        assert_eq!([0, 16 * MIB, 17 * MIB, 1 << 40].map(ring_bytes), [1, 1, 2, 4].map(|n| n << 19));
+        assert!([16 * MIB, 0].iter().all(|limit| is_too_large(MIB, *limit)));
+        assert!(is_too_large(2 * MIB, 32 * MIB) && is_too_large(MIB / 2, 0));
+        let stay = [(MIB, 17 * MIB), (MIB / 2, MIB), (MIB / 2, 1 << 40), (2 * MIB, 33 * MIB)];
+        assert!(!stay.iter().any(|(bytes, limit)| is_too_large(*bytes, *limit)));
     }
 }
