@@ -11,6 +11,7 @@
 mod above;
 mod cached;
 mod flights;
+mod found;
 mod ghosts;
 mod hints;
 mod io_context;

@@ -167,8 +167,8 @@ impl Shard {
         self.seals.is_above(key)
     }
 
-    /// The block has been read from its copy, which the page cache above gets; a fill has begun, at
-    /// whose end the block is sealed.
+    /// The block has been read from its copy, which the page cache above gets. The caller seals it
+    /// under the same lock.
     pub fn give(&mut self, key: u32) {
         self.counts.given_blocks += u64::from(self.forget(key).is_some());
     }
