@@ -5,6 +5,7 @@
 //! ones before it begins. No thread holds a shard's lock while the drive works, or two of them.
 
 use super::above::{self, Above};
+use super::ahead::Ahead;
 use super::flights::GROUP;
 use super::found::{Found, Hits};
 use super::io_context::{IoContext, IoContexts};
@@ -13,7 +14,7 @@ use super::planted::{self, Bug};
 use super::policy::{Came, Rules};
 use super::seal::Seal;
 use super::seals::{Known, Seals};
-use super::shard::{self, Ahead, Shard};
+use super::shard::{self, Shard};
 use super::shard_map::{Piece, ShardMap};
 use super::streams::{Streams, Ticket};
 use super::table::SEGMENT_MAX;
@@ -419,7 +420,7 @@ impl Cached {
                     next += 1;
                 }
                 if next == piece.count && missed != 0 {
-                    shard.missed(missed);
+                    shard.missed(piece.key, missed, gives);
                     if !gives {
                         shard.begin_fill(id, piece.first, missed);
                     }

@@ -9,6 +9,7 @@
 //! (`flights.rs`).
 
 mod above;
+mod ahead;
 mod cached;
 mod flights;
 mod found;

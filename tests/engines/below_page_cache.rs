@@ -190,6 +190,21 @@ fn a_file_about_as_large_as_memory_is_read_less_from_the_drive() {
     cached.audit().unwrap();
 }
 
+/// A limit that adapts grows by what was evicted not long before it was missed.
+#[test]
+fn misses_of_what_was_evicted_count() {
+    let (_, mut above) = rig(512, 150, 8 * MIB);
+    let round = |above: &mut PageCache| (0..512).for_each(|run| above.read(run * 197 % 512));
+    round(&mut above);
+    let ghosts = |above: &PageCache| above.cached.stats().ghosts_hit_blocks;
+    // Some are taken for others.
+    assert!(ghosts(&above) < 100, "each block was missed for the first time");
+    (0..3).for_each(|_| round(&mut above));
+    let stats = above.cached.stats();
+    assert!(stats.ghosts_hit_blocks * 10 > stats.missed_blocks, "{stats:?}");
+    assert!(stats.ghosts_hit_blocks < stats.evicted_blocks, "{stats:?}");
+}
+
 /// What is read again and again stays when a scan of much that is read once is dropped, a part at a
 /// time as by reclaim, or all at once as by `drop_caches`.
 #[test]
