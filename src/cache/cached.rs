@@ -55,7 +55,7 @@ pub struct Cached {
     limit: AtomicU64,
     /// Copies that were evicted up to the last change of the limit.
     evicted_before: AtomicU64,
-    /// Serialises changes of the limit.
+    /// Serialises changes of the limit, and of whether the page cache is followed.
     limiting: Mutex<()>,
     streams: Mutex<Streams>,
     /// What is known of the page cache above, while that is followed.
@@ -145,14 +145,14 @@ impl Cached {
     /// A limit that is neither 0 nor at least [`super::RAM_LIMIT_MIN`]; then nothing changes.
     pub fn set_limit(&self, bytes: u64) -> Checked<()> {
         check_limit(bytes)?;
+        let _limiting = self.limiting.lock();
         self.share_out(bytes, false);
         Ok(())
     }
 
     /// Divides a limit. What is known of the page cache is forgotten if the limit has changed much,
-    /// or has to begin `anew`.
+    /// or has to begin `anew`. The caller has locked `limiting`.
     fn share_out(&self, bytes: u64, anew: bool) {
-        let _limiting = self.limiting.lock();
         let mut above = self.above();
         let stays = !anew && above.as_ref().is_some_and(|above| above.fits(bytes));
         if !stays {
@@ -199,6 +199,7 @@ impl Cached {
     /// # Errors
     /// There is no random number.
     pub fn follow(&self, beside: u64) -> Checked<()> {
+        let _limiting = self.limiting.lock();
         let limit = self.limit();
         *self.above.lock() = Some(Arc::new(Above::new(limit, beside)?));
         *self.unfollowed.lock() = None;
@@ -209,6 +210,7 @@ impl Cached {
 
     /// Ends what [`Self::follow`] began; `why` it could not be, or not go on.
     pub fn unfollow(&self, why: Option<String>) {
+        let _limiting = self.limiting.lock();
         self.follows.store(false, Ordering::Release);
         *self.above.lock() = None;
         *self.unfollowed.lock() = why;

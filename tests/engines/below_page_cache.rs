@@ -107,6 +107,27 @@ fn with_copies(blocks: &[u64]) -> (Arc<RamDrive>, Arc<Cached>) {
     (drive, cached)
 }
 
+/// Threads change the limit and follow the page cache at the same time: the last limit stays.
+#[test]
+fn a_limit_that_is_set_while_following_begins_is_not_undone() {
+    let (_, PageCache { cached, .. }) = rig(4, 0, 8 * MIB);
+    for round in 0..200 {
+        let last = [4, 6][round % 2] * MIB;
+        std::thread::scope(|scope| {
+            let sets = scope.spawn(|| {
+                (0..20).for_each(|n| cached.set_limit((n % 3 + 1) * MIB).unwrap());
+                cached.set_limit(last).unwrap();
+            });
+            while !sets.is_finished() {
+                cached.follow(0).unwrap();
+                cached.unfollow(None);
+            }
+        });
+        assert_eq!(cached.limit(), last, "round {round}");
+    }
+    cached.audit().unwrap();
+}
+
 /// The drive can't read a block below a copy, along with blocks that have none.
 #[test]
 fn a_bad_block_below_a_copy_is_not_needed() {
