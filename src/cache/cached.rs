@@ -5,15 +5,16 @@
 //! ones before it begins. No thread holds a shard's lock while the drive works, or two of them.
 
 use super::above::{self, Above};
+use super::ahead::Ahead;
 use super::flights::GROUP;
+use super::found::{Found, Hits};
 use super::io_context::{IoContext, IoContexts};
 use super::limit::{check_limit, share};
-use super::numbers::{self, Numbers};
 use super::planted::{self, Bug};
 use super::policy::{Came, Rules};
 use super::seal::Seal;
 use super::seals::{Known, Seals};
-use super::shard::{self, Ahead, Shard};
+use super::shard::{self, Shard};
 use super::shard_map::{Piece, ShardMap};
 use super::streams::{Streams, Ticket};
 use super::table::SEGMENT_MAX;
@@ -54,7 +55,7 @@ pub struct Cached {
     limit: AtomicU64,
     /// Copies that were evicted up to the last change of the limit.
     evicted_before: AtomicU64,
-    /// Serialises changes of the limit.
+    /// Serialises changes of the limit, and of whether the page cache is followed.
     limiting: Mutex<()>,
     streams: Mutex<Streams>,
     /// What is known of the page cache above, while that is followed.
@@ -71,17 +72,6 @@ pub struct Cached {
     pages: [AtomicU64; 2],
     bypassed: AtomicU64,
     errors: AtomicU64,
-}
-
-/// What a lookup found, as bits of the blocks of a piece.
-struct Found {
-    /// Blocks without a sound copy.
-    missed: u64,
-    /// Those of which a fill has begun, which [`Shard::end`] ends: blocks without a copy, and those
-    /// whose copy went to the page cache, and which get a seal.
-    begun: u64,
-    /// How often in a row blocks went there from a copy that did not come by readahead.
-    given: Numbers,
 }
 
 /// Bytes that do not depend on the limit.
@@ -155,14 +145,14 @@ impl Cached {
     /// A limit that is neither 0 nor at least [`super::RAM_LIMIT_MIN`]; then nothing changes.
     pub fn set_limit(&self, bytes: u64) -> Checked<()> {
         check_limit(bytes)?;
+        let _limiting = self.limiting.lock();
         self.share_out(bytes, false);
         Ok(())
     }
 
     /// Divides a limit. What is known of the page cache is forgotten if the limit has changed much,
-    /// or has to begin `anew`.
+    /// or has to begin `anew`. The caller has locked `limiting`.
     fn share_out(&self, bytes: u64, anew: bool) {
-        let _limiting = self.limiting.lock();
         let mut above = self.above();
         let stays = !anew && above.as_ref().is_some_and(|above| above.fits(bytes));
         if !stays {
@@ -209,6 +199,7 @@ impl Cached {
     /// # Errors
     /// There is no random number.
     pub fn follow(&self, beside: u64) -> Checked<()> {
+        let _limiting = self.limiting.lock();
         let limit = self.limit();
         *self.above.lock() = Some(Arc::new(Above::new(limit, beside)?));
         *self.unfollowed.lock() = None;
@@ -219,6 +210,7 @@ impl Cached {
 
     /// Ends what [`Self::follow`] began; `why` it could not be, or not go on.
     pub fn unfollow(&self, why: Option<String>) {
+        let _limiting = self.limiting.lock();
         self.follows.store(false, Ordering::Release);
         *self.above.lock() = None;
         *self.unfollowed.lock() = why;
@@ -287,7 +279,7 @@ impl Cached {
             }
         }
         let mut io = self.contexts.take();
-        self.keep(io.as_mut(), id, (piece, 1), (Came::Dropped, Numbers::default()), |_| {
+        self.keep(io.as_mut(), id, (piece, 1), (Came::Dropped, Hits::default()), |_| {
             Given::Plain(page)
         });
         io.into_iter().for_each(|io| self.contexts.give(io));
@@ -385,17 +377,18 @@ impl Cached {
         result
     }
 
-    /// Looks up a piece: decodes blocks that have a copy into `out`.
+    /// Looks up a piece: decodes blocks that have a copy into `out`. If it `gives`, the page cache
+    /// is to get these copies, where it gets any; the caller has [`Self::keep`] do that.
     fn look(
         &self,
         io: &mut IoContext,
         id: u64,
-        piece: &Piece,
+        (piece, gives): (&Piece, bool),
         out: &mut [[u8; BLOCK_SIZE]],
     ) -> Found {
-        let (mut next, mut missed, mut bad, mut given) = (0, 0, 0, Numbers::default());
+        let (mut next, mut missed, mut bad, mut hits) = (0, 0, 0, Hits::default());
         let above = self.above();
-        let gives = above.as_ref().is_some_and(|above| above.has(piece.first));
+        let gives = gives && above.as_ref().is_some_and(|above| above.has(piece.first));
         while next < piece.count {
             io.clear();
             let planted = planted::on(Bug::ServeWhateverIsThere);
@@ -404,7 +397,7 @@ impl Cached {
             {
                 let mut shard = self.shard(piece).lock();
                 if gives && next == 0 && !planted::on(Bug::SealGivenOverWrite) {
-                    // Before the first copy goes: a write that begins after that must be seen.
+                    // Before a copy is read: a write that begins after that must be seen.
                     shard.begin_fill(id, piece.first, shard::all(piece.count));
                 }
                 while next < piece.count && !io.is_full() {
@@ -417,9 +410,7 @@ impl Cached {
                         Some(header) => {
                             io.hold(next, header);
                             if gives {
-                                shard.give(key);
-                                let times = if header.ahead { 0 } else { header.given + 1 };
-                                given.set(next, times.min(numbers::MOST));
+                                hits.add(next, &header);
                             }
                         }
                         None => {
@@ -431,7 +422,7 @@ impl Cached {
                     next += 1;
                 }
                 if next == piece.count && missed != 0 {
-                    shard.missed(missed);
+                    shard.missed(piece.key, missed, gives);
                     if !gives {
                         shard.begin_fill(id, piece.first, missed);
                     }
@@ -453,18 +444,18 @@ impl Cached {
             (0..piece.count).filter(is_bad).for_each(|at| shard.damaged(piece.key + at as u32));
         }
         let begun = if gives { shard::all(piece.count) } else { missed };
-        Found { missed: missed | bad, begun, given: given.without(bad) }
+        Found { missed: missed | bad, begun, hits: hits.without(bad) }
     }
 
     /// Ends the flight of a piece, and keeps those of its blocks whose bits are set in `wanted`, as
-    /// far as they are still alive. Without an I/O context, none is kept. `times` says how often in
-    /// a row the page cache got them from copies.
+    /// far as they are still alive. Without an I/O context, none is kept. The page cache gets the
+    /// copies of `hits`, which go.
     fn keep<'a>(
         &self,
         io: Option<&mut IoContext>,
         id: u64,
         (piece, wanted): (&Piece, u64),
-        (came, times): (Came, Numbers),
+        (came, hits): (Came, Hits),
         given: impl Fn(usize) -> Given<'a>,
     ) {
         let Some(io) = io else { return self.end(id, piece) };
@@ -497,8 +488,11 @@ impl Cached {
                 }
             }
             for (at, seal) in io.seals().iter().filter(|(at, _)| alive >> at & 1 == 1) {
-                let known = Known { above: is_above, given: times.of(*at) };
-                shard.seal(piece.key + *at as u32, *seal, known);
+                let key = piece.key + *at as u32;
+                if skips && hits.has(*at) {
+                    shard.give(key);
+                }
+                shard.seal(key, *seal, Known { above: is_above, given: hits.times(*at) });
             }
             drop(shard);
             let noted =
@@ -512,9 +506,15 @@ impl Cached {
         self.shard(piece).lock().end(id, piece.first);
     }
 
-    /// Reads up to [`WINDOW`] blocks; whether it read the drive. While the drive works, the I/O
-    /// context is free for other requests.
-    fn read_window(&self, first: u64, blocks: &mut [[u8; BLOCK_SIZE]]) -> Result<bool, DriveError> {
+    /// Reads up to [`WINDOW`] blocks; whether it read the drive. If it `gives`, copies go to the
+    /// page cache once all blocks are there. While the drive works, the I/O context is free for
+    /// other requests.
+    fn read_window(
+        &self,
+        first: u64,
+        blocks: &mut [[u8; BLOCK_SIZE]],
+        gives: bool,
+    ) -> Result<bool, DriveError> {
         let Some(mut io) = self.contexts.take() else {
             self.bypassed.fetch_add(1, Ordering::Relaxed);
             return self.noted(self.drive.read_noting(first * BLOCK, blocks.as_flattened_mut()));
@@ -522,14 +522,14 @@ impl Cached {
         let (id, count) = (self.id(), blocks.len() as u64);
         let range = first..first + count;
         let [mut missed, mut begun] = [(); 2].map(|()| Set::default());
-        let mut given: [Set; 2] = Default::default();
+        let mut hits: [Set; 3] = Default::default();
         for piece in self.shard_map.pieces(range.clone()) {
             let at = (piece.first - first) as usize;
             let out = &mut blocks[at..at + piece.count as usize];
-            let found = self.look(&mut io, id, &piece, out);
+            let found = self.look(&mut io, id, (&piece, gives), out);
             missed.add(at, found.missed);
             begun.add(at, found.begun);
-            given.iter_mut().zip(found.given.0).for_each(|(set, bits)| set.add(at, bits));
+            hits.iter_mut().zip(found.hits.bits()).for_each(|(set, bits)| set.add(at, bits));
         }
         self.contexts.give(io);
         let (ahead, ticket) = self.see(first, count, missed.has(blocks.len() - 1));
@@ -551,10 +551,9 @@ impl Cached {
             let at = (piece.first - first) as usize;
             let wanted = begun.bits(at, piece.count);
             if wanted != 0 {
-                let times = given.each_ref().map(|set| set.bits(at, piece.count));
-                let came = (Came::Missed, Numbers(times));
+                let hits = Hits::of(hits.each_ref().map(|set| set.bits(at, piece.count)));
                 let data = |n: usize| Given::Plain(&blocks[at + n]);
-                self.keep(io.as_mut(), id, (&piece, wanted), came, data);
+                self.keep(io.as_mut(), id, (&piece, wanted), (Came::Missed, hits), data);
             }
         }
         io.into_iter().for_each(|io| self.contexts.give(io));
@@ -595,10 +594,12 @@ impl Cached {
             }
             // Perhaps a block failed that was only read along, because it has a copy. Such blocks
             // are looked up again: the read may have left anything in their places in the buffer.
+            // Their copies stay until all of the request is there.
             let mut within = run.start;
             while let Some(part) = missed.run(within, run.end, 0) {
                 if within < part.start {
-                    self.read_window(first + within as u64, &mut blocks[within..part.start])?;
+                    let again = &mut blocks[within..part.start];
+                    self.read_window(first + within as u64, again, false)?;
                 }
                 within = part.end;
                 let at = (first + part.start as u64) * BLOCK;
@@ -637,13 +638,8 @@ impl Cached {
             let data = window[from.min(window.len())..].as_chunks().0;
             if bits != 0 {
                 let given = |n: usize| Given::Plain(&data[n]);
-                self.keep(
-                    io.as_mut(),
-                    id,
-                    (&piece, bits),
-                    (Came::Ahead, Numbers::default()),
-                    given,
-                );
+                let came = (Came::Ahead, Hits::default());
+                self.keep(io.as_mut(), id, (&piece, bits), came, given);
             }
         }
         io.into_iter().for_each(|io| self.contexts.give(io));
@@ -697,7 +693,7 @@ impl Drive for Cached {
         let Some(blocks) = ours else { return self.noted(self.drive.read_noting(at, buf)) };
         let parts = buf.as_chunks_mut::<BLOCK_SIZE>().0.chunks_mut(WINDOW);
         (blocks.start..).step_by(WINDOW).zip(parts).try_fold(false, |asked, (first, part)| {
-            self.read_window(first, part).map(|more| asked | more)
+            self.read_window(first, part, true).map(|more| asked | more)
         })
     }
 
@@ -719,7 +715,7 @@ impl Drive for Cached {
             let from = (piece.first - blocks.start) as usize;
             let all = (&piece, shard::all(piece.count));
             let (_, given) = given.split_at(from);
-            self.keep(io.as_mut(), id, all, (Came::Written, Numbers::default()), |at| given.at(at));
+            self.keep(io.as_mut(), id, all, (Came::Written, Hits::default()), |at| given.at(at));
         }
         io.into_iter().for_each(|io| self.contexts.give(io));
         self.noted(result)

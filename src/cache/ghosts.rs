@@ -6,6 +6,7 @@
 //! that is remembered, which costs nothing but a better place than it has earned.
 
 use super::table::spread;
+use std::ops::Range;
 
 /// Blocks in a bucket.
 const BUCKET: usize = 8;
@@ -34,10 +35,16 @@ impl Ghosts {
         }
     }
 
-    fn bucket(&mut self, hash: u32) -> Option<&mut [u16]> {
+    /// Where the slots of a bucket are, if there are any.
+    fn place(&self, hash: u32) -> Range<usize> {
         let buckets = self.slots.len() / BUCKET;
         let at = ((u64::from(hash) * buckets as u64) >> 32) as usize * BUCKET;
-        self.slots.get_mut(at..at + BUCKET)
+        at..at + BUCKET
+    }
+
+    fn bucket(&mut self, hash: u32) -> Option<&mut [u16]> {
+        let place = self.place(hash);
+        self.slots.get_mut(place)
     }
 
     /// Remembers a block.
@@ -47,6 +54,13 @@ impl Ghosts {
             bucket.rotate_right(1);
             bucket[0] = (hash as u16).max(1);
         }
+    }
+
+    /// Whether a block is remembered.
+    pub fn has(&self, key: u32) -> bool {
+        let hash = spread(key);
+        let mark = (hash as u16).max(1);
+        self.slots.get(self.place(hash)).is_some_and(|bucket| bucket.contains(&mark))
     }
 
     /// Whether a block is remembered; forgets it.
@@ -78,10 +92,12 @@ mod tests {
         };
         assert!(known(&mut ghosts, 1_000_000..1_100_000) < 50, "others");
         assert!(known(&mut ghosts, 0..10_000) < 500);
+        let has = (25_000..30_000).filter(|key| ghosts.has(*key)).count();
+        assert!(has > 4500 && (25_000..30_000).filter(|key| ghosts.has(*key)).count() == has);
         assert!(known(&mut ghosts, 25_000..30_000) > 4500);
         assert!(known(&mut ghosts, 25_000..30_000) < 10);
         ghosts.resize(0);
         assert_eq!(ghosts.bytes(), 0);
-        assert!(!ghosts.take(29_999));
+        assert!(!ghosts.has(29_999) && !ghosts.take(29_999));
     }
 }

@@ -9,8 +9,10 @@
 //! (`flights.rs`).
 
 mod above;
+mod ahead;
 mod cached;
 mod flights;
+mod found;
 mod ghosts;
 mod hints;
 mod io_context;

@@ -4,6 +4,7 @@
 //! Invariants: an entry of the index names a record in a segment that exists; all parts together
 //! take at most the shard's limit, except for flights; a caller that needs room evicts.
 
+use super::ahead::Ahead;
 use super::flights::{Before, Flights, GROUP, bits};
 use super::planted::{self, Bug};
 use super::policy::{Came, Fate, Gate, Queue, Rules};
@@ -15,7 +16,7 @@ use super::segments::Segments;
 use super::table::{Place, SEGMENT_MAX, Table};
 use crate::media::{Frame, Pool};
 use crate::stats::CacheCounts;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::Ordering;
 use std::sync::Arc;
 
 /// The smallest segment in bytes.
@@ -24,17 +25,6 @@ const SEGMENT_MIN: usize = 16 << 10;
 /// where that of the first went. A request for a run of which one block has to come from a disk
 /// takes about as long as if all had.
 const RUN: u32 = 32;
-
-/// What became of blocks that were read ahead, in all shards.
-#[derive(Debug, Default)]
-pub struct Ahead {
-    /// Blocks that were read ahead and kept.
-    pub kept: AtomicU64,
-    /// Those of them that were requested later.
-    pub used: AtomicU64,
-    /// Those of them that were evicted without a request.
-    pub useless: AtomicU64,
-}
 
 /// A part of the cache.
 #[derive(Debug)]
@@ -167,8 +157,8 @@ impl Shard {
         self.seals.is_above(key)
     }
 
-    /// The block has been read from its copy, which the page cache above gets; a fill has begun, at
-    /// whose end the block is sealed.
+    /// The block has been read from its copy, which the page cache above gets. The caller seals it
+    /// under the same lock.
     pub fn give(&mut self, key: u32) {
         self.counts.given_blocks += u64::from(self.forget(key).is_some());
     }
@@ -195,9 +185,17 @@ impl Shard {
         Some((queue, place.hits()))
     }
 
-    /// Counts the blocks whose bits are set as missed.
-    pub fn missed(&mut self, blocks: u64) {
+    /// Counts the blocks from `key` on whose bits are set as missed. If they `go_above`, the page
+    /// cache is to have them and no place is looked for that would count their ghosts, which stay
+    /// until the blocks come back.
+    pub fn missed(&mut self, key: u32, blocks: u64, go_above: bool) {
         self.counts.missed_blocks += u64::from(blocks.count_ones());
+        // A larger cache would not have what the page cache has or lost.
+        let gone = |key: &u32| self.ghosts.has(*key) && !self.seals.is_above(*key);
+        if go_above {
+            let missed = (0..64).filter(|at| blocks >> at & 1 == 1).map(|at| key + at);
+            self.counts.ghosts_hit_blocks += missed.filter(gone).count() as u64;
+        }
     }
 
     /// Begins a fill: a read of the blocks whose bits are set in `wanted`, counted from `first` on.

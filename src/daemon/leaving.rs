@@ -5,6 +5,7 @@
 //! neither does a daemon that leaves the volume to the next one.
 
 use super::draining;
+use super::evicted;
 use super::log;
 use super::memory_holder::Kept;
 use super::phase::{Change, End, Turn};
@@ -114,6 +115,7 @@ impl Running {
     }
 
     fn stop_export(&self, force: bool, end: End) -> Result<()> {
+        let reads = evicted::hold_reads();
         let mut slot = self.served.export()?;
         let Some(export) = slot.as_mut() else { return Ok(()) };
         match export.stop() {
@@ -129,6 +131,7 @@ impl Running {
         }
         *slot = None; // dropping it also stops what `stop` refused to stop
         self.served.note_endpoints(Vec::new());
+        reads.for_good();
         self.phase.end(end);
         Ok(())
     }
@@ -296,12 +299,14 @@ impl Running {
     /// Stops the export so that the next daemon can take it over; this one then ends by `end`. What
     /// has to be found then is secure ([`Self::secure`]).
     fn leave(&self, end: End) -> Result<()> {
+        let reads = evicted::hold_reads();
         let mut slot = self.served.export()?;
         let Some(export) = slot.as_mut() else { return Ok(()) };
         export.leave()?;
         let leftovers = export.leftovers();
         *slot = None;
         self.served.note_endpoints(Vec::new());
+        reads.for_good();
         self.phase.end(end);
         drop(slot);
         self.served.note_left(leftovers);

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use ztier::cache::Cached;
-use ztier::media::Drive;
+use ztier::media::{Drive, DriveError};
 
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -86,6 +86,89 @@ fn rig(runs: u64, room: usize, limit: u64) -> (Arc<RamDrive>, PageCache) {
     (drive, PageCache { cached, runs: VecDeque::new(), room, unknown: 0, dropped: 0 })
 }
 
+/// Reads blocks and compares them.
+fn read(cached: &Cached, first: u64, count: u64) -> Result<(), DriveError> {
+    let mut data = vec![0; (count * BLOCK) as usize];
+    cached.read(first * BLOCK, &mut data)?;
+    for (block, data) in (first..).zip(data.as_chunks().0) {
+        assert!(*data == content(block), "block {block}");
+    }
+    Ok(())
+}
+
+/// A cache that follows a page cache, with copies of `blocks`.
+fn with_copies(blocks: &[u64]) -> (Arc<RamDrive>, Arc<Cached>) {
+    let (drive, PageCache { cached, .. }) = rig(4, 0, 8 * MIB);
+    // Backward, so that nothing is read ahead.
+    for block in blocks.iter().rev() {
+        read(&cached, *block, 1).unwrap();
+        assert!(cached.dropped(&content(*block)) && cached.has(*block), "block {block}");
+    }
+    (drive, cached)
+}
+
+/// Threads change the limit and follow the page cache at the same time: the last limit stays.
+#[test]
+fn a_limit_that_is_set_while_following_begins_is_not_undone() {
+    let (_, PageCache { cached, .. }) = rig(4, 0, 8 * MIB);
+    for round in 0..200 {
+        let last = [4, 6][round % 2] * MIB;
+        std::thread::scope(|scope| {
+            let sets = scope.spawn(|| {
+                (0..20).for_each(|n| cached.set_limit((n % 3 + 1) * MIB).unwrap());
+                cached.set_limit(last).unwrap();
+            });
+            while !sets.is_finished() {
+                cached.follow(0).unwrap();
+                cached.unfollow(None);
+            }
+        });
+        assert_eq!(cached.limit(), last, "round {round}");
+    }
+    cached.audit().unwrap();
+}
+
+/// The drive can't read a block below a copy, along with blocks that have none.
+#[test]
+fn a_bad_block_below_a_copy_is_not_needed() {
+    let copies: Vec<u64> = (0..100).filter(|block| block / 2 % 3 == 1).collect();
+    let (drive, cached) = with_copies(&copies);
+    assert!(copies.contains(&51));
+    drive.bad.store(51 * BLOCK, Ordering::SeqCst);
+    read(&cached, 0, 100).unwrap();
+    assert_eq!(cached.stats().given_blocks, copies.len() as u64);
+    assert!(!copies.iter().any(|block| cached.has(*block)), "the page cache has them");
+    // They are known when they are dropped there.
+    for block in copies {
+        assert!(cached.dropped(&content(block)));
+        read(&cached, block, 1).unwrap();
+    }
+    cached.audit().unwrap();
+}
+
+/// A request that fails gives nothing to the page cache, so the copies stay.
+#[test]
+fn a_read_that_fails_leaves_the_copies_that_it_hit() {
+    for (lacks, bad) in [(&[7][..], None), (&[7, 20], Some(20))] {
+        let copies: Vec<u64> = (0..RUN).filter(|block| !lacks.contains(block)).collect();
+        let (drive, cached) = with_copies(&copies);
+        match bad {
+            Some(bad) => drive.bad.store(bad * BLOCK, Ordering::SeqCst),
+            None => drive.deaf.store(true, Ordering::SeqCst),
+        }
+        for _ in 0..3 {
+            assert_eq!(read(&cached, 0, RUN).unwrap_err().errno, 5);
+        }
+        assert_eq!(cached.stats().given_blocks, 0);
+        drive.deaf.store(true, Ordering::SeqCst);
+        for block in &copies {
+            read(&cached, *block, 1).unwrap_or_else(|e| panic!("block {block}: {e}"));
+        }
+        assert_eq!(cached.stats().given_blocks, copies.len() as u64);
+        cached.audit().unwrap();
+    }
+}
+
 /// A file that is larger than page cache and pool together, read in random order, all of it once in
 /// each round: nearly all that is dropped is known, requests find all of a run or nothing, and the
 /// drive has fewer reads than if the page cache had all the memory.
@@ -126,6 +209,21 @@ fn a_file_about_as_large_as_memory_is_read_less_from_the_drive() {
     let reads = (drive.reads.load(Ordering::SeqCst) - reads) as f64;
     assert!(reads < 0.85 * others, "{reads} reads, {others:.0} without");
     cached.audit().unwrap();
+}
+
+/// A limit that adapts grows by what was evicted not long before it was missed.
+#[test]
+fn misses_of_what_was_evicted_count() {
+    let (_, mut above) = rig(512, 150, 8 * MIB);
+    let round = |above: &mut PageCache| (0..512).for_each(|run| above.read(run * 197 % 512));
+    round(&mut above);
+    let ghosts = |above: &PageCache| above.cached.stats().ghosts_hit_blocks;
+    // Some are taken for others.
+    assert!(ghosts(&above) < 100, "each block was missed for the first time");
+    (0..3).for_each(|_| round(&mut above));
+    let stats = above.cached.stats();
+    assert!(stats.ghosts_hit_blocks * 10 > stats.missed_blocks, "{stats:?}");
+    assert!(stats.ghosts_hit_blocks < stats.evicted_blocks, "{stats:?}");
 }
 
 /// What is read again and again stays when a scan of much that is read once is dropped, a part at a

@@ -47,16 +47,16 @@ pub struct News {
 
 impl News {
     /// Begins the news of the pages of `device` and of what is above it, with a ring of `bytes`
-    /// bytes.
+    /// bytes. Reads nothing any more once `may_not` says so.
     ///
     /// # Errors
-    /// The kernel lacks something, or refuses it; or what arrives is not right.
-    pub fn begin(device: &Path, bytes: u32) -> Result<Self> {
+    /// The kernel lacks something, or refuses it; what arrives is not right; or it may not read.
+    pub fn begin(device: &Path, bytes: u32, may_not: &dyn Fn() -> bool) -> Result<Self> {
         let layout = Layout::of_kernel()?;
         let map = array(PAGE as u32)?;
         let fd = map.as_raw_fd();
         let words = Words::over(map, "the words of a program", word::ALL)?;
-        let probe = Probe::new(device, &words)?;
+        let probe = Probe::new(device, &words, may_not)?;
         probe.find_descriptors(&layout, fd)?;
         probe.find_memory(&layout, fd)?;
         let mut ring = Ring::new(bytes)?;
@@ -104,10 +104,13 @@ struct Probe<'a> {
     words: &'a Words,
     /// The page's number on the device.
     index: u64,
+    /// Whether it may not be read any more. Asked before each read: after the last one that is
+    /// served, a read of the device would wait for the next daemon.
+    may_not: &'a dyn Fn() -> bool,
 }
 
 impl<'a> Probe<'a> {
-    fn new(device: &Path, words: &'a Words) -> Result<Self> {
+    fn new(device: &Path, words: &'a Words, may_not: &'a dyn Fn() -> bool) -> Result<Self> {
         let what = format!("cannot read {}", device.display());
         let what = what.as_str();
         let file = File::open(device).context(what)?;
@@ -115,7 +118,7 @@ impl<'a> Probe<'a> {
         let bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).context(what)?;
         let pages = bytes / PAGE as u64;
         let index = pages.checked_sub(1).ok_or_else(|| Error::failure("the device is empty"))?;
-        Ok(Self { file, words, index })
+        Ok(Self { file, words, index, may_not })
     }
 
     fn word(&self, word: usize) -> u64 {
@@ -135,6 +138,9 @@ impl<'a> Probe<'a> {
 
     /// Has the page read, if it is not there.
     fn read_page(&self) -> Result<Box<[u8; PAGE]>> {
+        if (self.may_not)() {
+            return Err(Error::failure("the device is not read any more"));
+        }
         let mut page = Box::new([0; PAGE]);
         let read = self.file.read_exact_at(&mut page[..], self.index * PAGE as u64);
         read.context("cannot read the device")?;
@@ -241,4 +247,34 @@ fn number_of(mapping: &Mapping) -> Result<u64> {
     file.read_exact_at(&mut entry, at.addr() as u64 / PAGE as u64 * 8).context(what)?;
     let number = u64::from_ne_bytes(entry) & ((1 << 55) - 1);
     (number != 0).then_some(number).ok_or_else(|| Error::failure(format!("{what} (no right)")))
+}
+
+#[cfg(all(test, not(miri), not(shuttle)))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use std::cell::Cell;
+
+    /// A file of two pages, whose bytes are all the same.
+    fn file(byte: u8) -> File {
+        let file = File::from(memfd_create("page", MemfdFlags::CLOEXEC).unwrap());
+        file.write_all_at(&[byte; 2 * PAGE], 0).unwrap();
+        file
+    }
+
+    #[test]
+    fn nothing_is_read_once_the_device_may_not_be() {
+        let words = Words::over(file(0).into(), "words", word::ALL).unwrap();
+        let left = Cell::new(3);
+        let may_not = || left.replace(left.get().max(1) - 1) == 0;
+        let probe = Probe { file: file(7), words: &words, index: 1, may_not: &may_not };
+        for _ in 0..3 {
+            assert_eq!(probe.read_page().unwrap()[..], [7; PAGE]);
+            probe.drop_page().unwrap();
+        }
+        for _ in 0..3 {
+            assert!(probe.read_page().unwrap_err().to_string().contains("not read any more"));
+        }
+    }
 }

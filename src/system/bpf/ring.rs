@@ -2,7 +2,7 @@
 //!
 //! Layout: the kernel's `Documentation/bpf/ringbuf.rst`. Invariants: one thread reads a ring; a
 //! record is read only after the kernel has marked it as complete, and its place is given back
-//! after that.
+//! after that; a look at the ring ends, however fast programs write.
 
 use super::ring as make;
 use crate::error::{Context, Result};
@@ -17,6 +17,8 @@ const HEADER: usize = 8;
 /// In a record's first word, above its length: it is not complete, it does not count.
 const BUSY: u32 = 1 << 31;
 const DISCARDED: u32 = 1 << 30;
+/// Most records that are read at once: 2 MiB of pages, in some milliseconds.
+const AT_ONCE: usize = 512;
 
 /// See the module.
 pub struct Ring {
@@ -61,10 +63,11 @@ impl Ring {
         unsafe { AtomicU64::from_ptr(map.at(0).cast()) }
     }
 
-    /// Has `take` the complete records of `N` bytes, oldest first; returns their number.
+    /// Has `take` the complete records of `N` bytes, oldest first, and no more than [`AT_ONCE`];
+    /// returns their number.
     pub fn take<const N: usize>(&mut self, mut take: impl FnMut(&[u8; N])) -> usize {
         let mut count = 0;
-        loop {
+        for _ in 0..AT_ONCE {
             let at = Self::position(&self.read).load(Ordering::Relaxed);
             if at >= Self::position(&self.written).load(Ordering::Acquire) {
                 return count;
@@ -90,5 +93,62 @@ impl Ring {
             let next = at + (HEADER + len).next_multiple_of(8) as u64;
             Self::position(&self.read).store(next, Ordering::Release);
         }
+        count
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    /// Bytes of a test's ring, and of a record in it, with its header.
+    const BYTES: usize = 4 * PAGE;
+    const RECORD: usize = HEADER + 8;
+
+    /// A ring in a file, full of complete records of 8 bytes, none of which counts yet.
+    fn ring() -> (File, Ring) {
+        let file = File::from(memfd_create("ring", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len((2 * PAGE + 2 * BYTES) as u64).unwrap();
+        for record in 0..2 * BYTES / RECORD {
+            let at = 2 * PAGE + record * RECORD;
+            file.write_all_at(&8u32.to_ne_bytes(), at as u64).unwrap();
+        }
+        let map = |what, at, len| Mapping::shared(&file, what, at, len).unwrap();
+        let read = map(MappedFor::Writing, 0, PAGE);
+        let written = map(MappedFor::Reading, PAGE as u64, PAGE + 2 * BYTES);
+        let ring = Ring { file: file.try_clone().unwrap().into(), read, written, bytes: BYTES };
+        (file, ring)
+    }
+
+    /// Writes records up to the `count`-th.
+    fn write(file: &File, count: usize) {
+        let position = (count * RECORD) as u64;
+        file.write_all_at(&position.to_ne_bytes(), PAGE as u64).unwrap();
+    }
+
+    #[test]
+    fn a_ring_that_is_refilled_as_fast_as_it_is_read_is_left_after_a_while() {
+        let (file, mut ring) = ring();
+        assert_eq!(ring.take(|_: &[u8; 8]| ()), 0);
+        write(&file, 3);
+        assert_eq!(ring.take(|_: &[u8; 8]| ()), 3);
+        let mut written = 4;
+        write(&file, written);
+        let refill = |_: &[u8; 8]| {
+            assert!(written < 5000, "it never returns");
+            written += 1;
+            write(&file, written);
+        };
+        assert_eq!(ring.take(refill), AT_ONCE);
+        // Goes on where it was.
+        assert_eq!(ring.take(|_: &[u8; 8]| ()), 1);
+        // Records of another length count as none, and for the bound.
+        write(&file, written + 1000);
+        assert_eq!(ring.take(|_: &[u8; 4]| ()), 0);
+        assert_eq!(ring.take(|_: &[u8; 8]| ()), 1000 - AT_ONCE);
     }
 }

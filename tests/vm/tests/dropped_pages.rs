@@ -157,6 +157,23 @@ fn steps(on: On) -> Vec<String> {
     steps
 }
 
+/// Daemons are replaced while they find out where the kernel has pages. They read their own device
+/// then: a read that was left to the next daemon would have both wait for each other.
+fn replaced_while_it_begins(machine: &Machine) {
+    ok(machine, "ztier up c --backing /disk/slow --ram-limit 16M --export ublk --exclusive on");
+    for n in 0..times("ZTIER_VM_RESTARTS", 8) {
+        // At other moments each time.
+        ok(machine, &format!("sleep 0.{:02}; ztier restart c", n * 7 % 100));
+    }
+    follows(machine);
+    // After a signal the device waits for the daemon that comes then.
+    let pid = r#"$(sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' /run/ztier/c.json | head -1)"#;
+    ok(machine, &format!("ztier restart c && kill -TERM {pid} && sleep 1 && ztier restart c"));
+    follows(machine);
+    ok(machine, "ztier down c");
+    nothing_left(machine);
+}
+
 #[test]
 fn dropped_pages_serve_file_systems_on_another_kernel() {
     support::in_machines(|| {
@@ -169,6 +186,7 @@ fn dropped_pages_serve_file_systems_on_another_kernel() {
              mkdir /sys/fs/cgroup/load && echo {SHORT}M >/sys/fs/cgroup/load/memory.high"
             ),
         );
+        replaced_while_it_begins(&machine);
         let cases = [
             ("ext4", On::Mapped),
             ("xfs", On::Volume),
