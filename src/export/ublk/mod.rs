@@ -17,11 +17,12 @@ mod params;
 mod queue;
 mod queue_threads;
 mod remove;
+mod served;
 
 pub use doctor::{available, probe};
 pub(super) use node::is_there;
 pub(super) use remove::device;
-pub(crate) use remove::{find, remove};
+pub(crate) use remove::{REMOVAL, find, remove};
 
 use super::buffers::{UBLK_BUFFERED, UBLK_DEPTH};
 use super::{Export, Leftover};
@@ -75,8 +76,9 @@ impl Options {
 
     fn leftovers(&self) -> Vec<Leftover> {
         vec![
-            Leftover::Link(self.link()),
+            // Before its link: a device that stays keeps its name.
             Leftover::Ublk { name: self.name.clone(), mark: self.mark() },
+            Leftover::Link(self.link()),
             Leftover::Directory(self.link_dir.clone()),
         ]
     }
@@ -357,14 +359,7 @@ fn begin_recovery(control: &mut Control, id: u32) -> Result<()> {
             Err(Failure::Errno(Errno::BUSY)) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            Err(Failure::Errno(Errno::BUSY)) => {
-                let server = control.info(id).map_or(0, |info| info.server_pid);
-                return Err(Error::busy(format!(
-                    "{} is still served by process {server}",
-                    node::block(id).display()
-                ))
-                .hint("end that first"));
-            }
+            Err(Failure::Errno(Errno::BUSY)) => return Err(served::refusal(control, id)),
             Err(e) => return Err(e).context(format!("cannot take over ublk device {id}")),
         }
     }
