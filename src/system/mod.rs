@@ -8,6 +8,7 @@ pub(crate) mod above;
 pub(crate) mod bpf;
 mod check;
 pub(crate) mod depth;
+pub(crate) mod device_node;
 pub mod footprint;
 pub(crate) mod fstab;
 pub mod helper;
