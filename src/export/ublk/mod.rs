@@ -118,7 +118,7 @@ impl Ublk {
     /// A step is not possible here (no driver, no privilege, the name is in use, the waiting device
     /// is not this volume's); the text says which and what else would work.
     pub fn start(device: Arc<dyn Device>, options: Options) -> Result<Self> {
-        let mut control = Control::open().map_err(|e| doctor::refusal(&e))?;
+        let mut control = open_control()?;
         let left = remove::find_with(&mut control, options.mark());
         link::refuse_taken(&options.link(), |to| {
             node::exists(to) && left.is_none_or(|(id, _)| to != node::block(id))
@@ -144,7 +144,8 @@ impl Ublk {
             Err(e) => {
                 let mut export = export;
                 if !export.resumed {
-                    let _ = export.take_away(); // the first error is the one to report
+                    // The first error is the one to report.
+                    let _ = export.take_away(&mut control, None);
                 }
                 Err(e)
             }
@@ -301,11 +302,11 @@ impl Ublk {
         }
     }
 
-    /// Takes the device out of the kernel, also when it is held.
-    fn take_away(&mut self) -> Result<()> {
+    /// Takes the device out of the kernel, also when it is held. `claimed` keeps other processes
+    /// from beginning to use it until it is stopped.
+    fn take_away(&mut self, control: &mut Control, claimed: Option<OwnedFd>) -> Result<()> {
         let shown = self.block_device();
         let cannot = || format!("cannot stop {}", shown.display());
-        let mut control = Control::open().map_err(|e| doctor::refusal(&e))?;
         link::remove(&shown, &self.options.link());
         match control.stop(self.id, LIMIT) {
             // NODEV: another process has deleted it.
@@ -322,10 +323,16 @@ impl Ublk {
             threads.stop();
         }
         link::remove_directory(&self.options.link());
-        remove::delete(&mut control, self.id, LIMIT)?;
+        drop(claimed); // the device goes only with the last descriptor of it
+        remove::delete(control, self.id, LIMIT)?;
         self.there = false;
         Ok(())
     }
+}
+
+/// Opens the driver for commands.
+fn open_control() -> Result<Control> {
+    Control::open().map_err(|e| doctor::refusal(&e))
 }
 
 /// Offload threads for each of `queues` queues, if requests wait for drives: drives want many
@@ -379,7 +386,7 @@ impl Export for Ublk {
     }
 
     fn may_resize(&self) -> Result<()> {
-        let control = Control::open().map_err(|e| doctor::refusal(&e))?;
+        let control = open_control()?;
         if control.has(abi::F_UPDATE_SIZE) {
             return Ok(());
         }
@@ -388,7 +395,7 @@ impl Export for Ublk {
     }
 
     fn resized(&self) -> Result<()> {
-        let mut control = Control::open().map_err(|e| doctor::refusal(&e))?;
+        let mut control = open_control()?;
         let sectors = ours(&*self.device, self.options.sector, 0).device_sectors;
         control
             .update_size(self.id, sectors)
@@ -403,16 +410,19 @@ impl Export for Ublk {
         if !self.there {
             return Ok(());
         }
-        if let Some(claimed) = self.claim()? {
+        // Before the claim: what can fail must not come between it and the stop.
+        let mut control = open_control()?;
+        let claimed = self.claim()?;
+        if let Some(claimed) = &claimed {
             // What a process wrote and closed may still be in the page cache.
-            let flushed = rustix::fs::fsync(&claimed);
+            let flushed = rustix::fs::fsync(claimed);
             flushed.context(format!("cannot flush {}", self.block_device().display()))?;
         }
-        self.take_away()
+        self.take_away(&mut control, claimed)
     }
 
     fn stop_by_force(&mut self) -> Result<()> {
-        if self.there { self.take_away() } else { Ok(()) }
+        if self.there { self.take_away(&mut open_control()?, None) } else { Ok(()) }
     }
 
     fn leave(&mut self) -> Result<()> {
