@@ -8,6 +8,7 @@ use crate::device::{Device, Sector};
 use crate::error::{Error, Result};
 use crate::export::ublk::{self, Ublk};
 use crate::export::{self, Export, Leftover, nbd};
+use crate::system::helper::Helper;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -153,6 +154,7 @@ fn ublk_options(plan: &Plan, paths: &Paths, resume: bool) -> ublk::Options {
         threads: plan.threads as usize,
         sector: plan.sector_bytes.unwrap_or(Sector::Block),
         resume,
+        helper: Helper::of_this_program(),
     }
 }
 

@@ -106,14 +106,16 @@ impl Leftover {
     }
 
     /// Ends the connection between the kernel and the process that serves the device, whatever that
-    /// process does: all requests fail, now and later. Returns whether there was a connection.
-    pub fn abort(&self) -> bool {
+    /// process does: all requests fail, now and later. A ublk device that is held, or that the
+    /// kernel takes for served, keeps it. Returns in words what was done, if anything.
+    pub fn abort(&self) -> Option<&'static str> {
         match self {
             Self::Mount(point) if ours_on(point) => {
                 abort(point);
-                true
+                Some("its FUSE connection is aborted")
             }
-            _ => false,
+            Self::Ublk { mark, .. } if ublk::cut_off(*mark) => Some("its ublk device is stopped"),
+            _ => None,
         }
     }
 

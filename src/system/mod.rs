@@ -7,6 +7,7 @@
 pub(crate) mod above;
 pub(crate) mod bpf;
 mod check;
+mod claim;
 pub(crate) mod depth;
 pub(crate) mod device_node;
 pub mod footprint;

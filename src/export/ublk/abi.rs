@@ -73,6 +73,8 @@ pub(super) const F_UPDATE_SIZE: u64 = 1 << 10;
 pub(super) const STATE_DEAD: u16 = 0;
 /// It has a server, or had one whose end the kernel has not seen yet.
 pub(super) const STATE_LIVE: u16 = 1;
+/// It waits for its next server, with all requests.
+pub(super) const STATE_QUIESCED: u16 = 2;
 
 /// `struct ublksrv_ctrl_cmd`.
 #[repr(C)]

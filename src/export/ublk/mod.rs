@@ -22,13 +22,14 @@ mod served;
 pub use doctor::{available, probe};
 pub(super) use node::is_there;
 pub(super) use remove::device;
-pub(crate) use remove::{REMOVAL, find, remove};
+pub(crate) use remove::{REMOVAL, cut_off, find, remove};
 
 use super::buffers::{UBLK_BUFFERED, UBLK_DEPTH};
 use super::{Export, Leftover};
 use crate::device::{Device, Sector};
 use crate::error::{Context, Error, Result};
-use crate::system::{holders, link, loopdev};
+use crate::system::helper::{Claim, Helper};
+use crate::system::{holders, link};
 use abi::{DeviceInfo, Params};
 use control::{Control, Failure};
 use io_slot::Shape;
@@ -62,6 +63,8 @@ pub struct Options {
     /// Take over the device that an earlier daemon of this volume left, if there is one. The
     /// volume must hold all that the earlier one acknowledged.
     pub resume: bool,
+    /// The process that claims the device before it is taken away.
+    pub helper: Helper,
 }
 
 impl Options {
@@ -273,38 +276,9 @@ impl Ublk {
         Ok(threads)
     }
 
-    /// Waits a little for processes that only look, then refuses because of the first holder. The
-    /// returned descriptor keeps other processes from opening the device exclusively; `None`: the
-    /// device is gone, because the kernel has completed a late stop.
-    fn claim(&self) -> Result<Option<OwnedFd>> {
-        let begun = Instant::now();
-        let (shown, device) = (self.options.link(), self.block_device());
-        loop {
-            let claimed = node::claim(&device);
-            let held = self.holders();
-            let lasting = holders::lasting(&held);
-            match (lasting.or(held.first()), claimed) {
-                (None, Ok(node)) => return Ok(Some(node)),
-                (None, Err(e)) if is_gone(e) && !node::exists(&device) => return Ok(None),
-                (None, Err(Errno::BUSY)) if begun.elapsed() >= holders::LOOK => {
-                    return Err(loopdev::in_use(&shown, "something invisible from here"));
-                }
-                (None, Err(e)) if e != Errno::BUSY => {
-                    return Err(e).context(format!("cannot open {}", shown.display()));
-                }
-                (Some(h), _)
-                    if lasting.is_some() || begun.elapsed() >= holders::patience_with(h) =>
-                {
-                    return Err(loopdev::in_use(&shown, h));
-                }
-                _ => std::thread::sleep(Duration::from_millis(50)),
-            }
-        }
-    }
-
-    /// Takes the device out of the kernel, also when it is held. `claimed` keeps other processes
+    /// Takes the device out of the kernel, also when it is held. `claim` keeps other processes
     /// from beginning to use it until it is stopped.
-    fn take_away(&mut self, control: &mut Control, claimed: Option<OwnedFd>) -> Result<()> {
+    fn take_away(&mut self, control: &mut Control, claim: Option<Claim>) -> Result<()> {
         let shown = self.block_device();
         let cannot = || format!("cannot stop {}", shown.display());
         link::remove(&shown, &self.options.link());
@@ -323,7 +297,7 @@ impl Ublk {
             threads.stop();
         }
         link::remove_directory(&self.options.link());
-        drop(claimed); // the device goes only with the last descriptor of it
+        drop(claim); // the device goes only with the last descriptor of it
         remove::delete(control, self.id, LIMIT)?;
         self.there = false;
         Ok(())
@@ -339,11 +313,6 @@ fn open_control() -> Result<Control> {
 /// requests in flight.
 fn helpers(queues: u16) -> usize {
     (16 / usize::from(queues.max(1))).max(2)
-}
-
-/// Whether a block device could not be opened because it does not exist.
-fn is_gone(why: Errno) -> bool {
-    matches!(why, Errno::NOENT | Errno::NXIO | Errno::NODEV)
 }
 
 /// The parameters of the volume for the kernel.
@@ -412,13 +381,8 @@ impl Export for Ublk {
         }
         // Before the claim: what can fail must not come between it and the stop.
         let mut control = open_control()?;
-        let claimed = self.claim()?;
-        if let Some(claimed) = &claimed {
-            // What a process wrote and closed may still be in the page cache.
-            let flushed = rustix::fs::fsync(claimed);
-            flushed.context(format!("cannot flush {}", self.block_device().display()))?;
-        }
-        self.take_away(&mut control, claimed)
+        let claim = self.options.helper.claim(&self.block_device(), &self.options.link())?;
+        self.take_away(&mut control, Some(claim))
     }
 
     fn stop_by_force(&mut self) -> Result<()> {
@@ -446,7 +410,6 @@ impl std::fmt::Debug for Ublk {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{self, Algorithm, Volume};
 
     #[test]
     fn marks_tell_volumes_apart_and_stay() {
@@ -459,32 +422,6 @@ mod tests {
 
     /// Another value would orphan the devices of running daemons.
     const MARK_OF_VOL: u64 = 0x427d_5c60_c238_601d;
-
-    #[test]
-    fn a_device_that_is_gone_need_not_be_claimed() {
-        let made_of = device::Options {
-            size: 4096,
-            ram_limit: 16 << 20,
-            ram_limit_max: 0,
-            segment: 1 << 20,
-            algorithm: Algorithm::None,
-            lock_memory: false,
-        };
-        let device = Arc::new(Volume::new(&made_of).unwrap());
-        let options = Options {
-            name: "v".into(),
-            run_dir: "/run/ztier".into(),
-            link_dir: "/dev/ztier".into(),
-            threads: 1,
-            sector: Sector::Block,
-            resume: false,
-        };
-        // A number that the driver never gives away.
-        let id = u32::MAX;
-        let export = Ublk { id, options, device, resumed: false, threads: None, there: true };
-        assert!(export.claim().unwrap().is_none());
-        assert!(is_gone(Errno::NXIO) && !is_gone(Errno::ACCESS));
-    }
 
     #[test]
     fn there_is_at_least_one_queue_and_no_more_than_cpus() {

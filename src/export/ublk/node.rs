@@ -50,12 +50,6 @@ fn make_missing(path: &Path, sys: &Path, kind: FileType) -> Result<()> {
     device_node::make_missing(path, sys, kind, Mode::RUSR | Mode::WUSR)
 }
 
-/// Opens the block device exclusively; a mount or swap makes this fail at once.
-pub(super) fn claim(device: &Path) -> rustix::io::Result<OwnedFd> {
-    // Read-only: closing a descriptor that could write makes udev look at the device again.
-    rustix::fs::open(device, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::EXCL, Mode::empty())
-}
-
 /// Tunes the block device. Best effort: without one of the files the device is only slower. A write
 /// to a file in `queue`, even of the same value, stops all requests until the kernel sees that none
 /// is in flight. `waits`: requests may wait for a drive; then the kernel's default readahead stays

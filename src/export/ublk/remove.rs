@@ -4,7 +4,7 @@
 //! in whatever namespace, is not taken away; one that is mounted, or carries swap or another
 //! device, is taken away only by force; nothing waits without a bound.
 
-use super::abi::DeviceInfo;
+use super::abi::{self, DeviceInfo};
 use super::control::{self, Control, Failure};
 use super::{LIMIT, doctor, node, served};
 use crate::error::{Context, Error, Result};
@@ -64,6 +64,18 @@ pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
     }
     control.stop(id, LIMIT).context(format!("cannot stop {}", shown.display()))?;
     delete(&mut control, id, LIMIT)
+}
+
+/// Stops the device that has `mark` if its server ended without a next one: all requests fail. One
+/// that is held is left alone, and so is one that the kernel still takes for served, because
+/// stopping that waits for requests that may never be answered. Returns whether it was stopped.
+pub(crate) fn cut_off(mark: u64) -> bool {
+    let Ok(mut control) = Control::open() else { return false };
+    let Some((id, info)) = find_with(&mut control, mark) else { return false };
+    let held = holders::of_block_device(&node::block(id));
+    info.state == abi::STATE_QUIESCED
+        && holders::lasting(&held).is_none()
+        && control.stop(id, LIMIT).is_ok()
 }
 
 /// Ends swap on the device. This must begin before the device goes: afterwards `swapoff` could not

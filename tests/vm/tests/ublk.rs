@@ -215,3 +215,42 @@ fn replaced(machine: &Machine) {
     );
     ok(machine, "ztier down u --discard");
 }
+
+/// A drive that does not answer while its device-mapper target is suspended.
+const HELD: &str = "modprobe dm-mod && dmsetup create held --table \
+     \"0 $(blockdev --getsz /disk/slow) linear $(readlink -f /disk/slow) 0\" && \
+     dmsetup mknodes && modprobe ublk_drv && \
+     ztier up u --backing /dev/mapper/held --export ublk && \
+     dd if=/dev/zero of=/dev/ztier/u bs=64k count=16 oflag=direct";
+
+#[test]
+fn a_daemon_that_goes_down_never_waits_for_itself() {
+    support::in_machines(|| {
+        let Some((lab, _turn)) = lab() else { return };
+        if !lab.image.has("dmsetup") {
+            println!("skipped: no dmsetup");
+            return;
+        }
+        let machine = setup(&lab).memory(768).disk("slow", 128 << 20).boot().unwrap();
+        ok(&machine, HELD);
+        // The flush before the end has a bound, and the device goes on afterwards.
+        ok(&machine, "dmsetup suspend --nolockfs --noflush held");
+        refused(&machine, "ztier down u --discard", "/dev/ublkb0 takes longer than 40 s");
+        ok(&machine, "dmsetup resume held");
+        ok(&machine, "dd if=/dev/zero of=/dev/ztier/u bs=64k count=16 oflag=direct conv=fsync");
+        // A daemon that is killed during that flush ends as soon as its drive answers.
+        ok(&machine, "dmsetup suspend --nolockfs --noflush held");
+        let down = machine.begin("ztier down u --discard").unwrap();
+        std::thread::sleep(Duration::from_secs(4));
+        let pid = ok(&machine, &format!("echo {PID}"));
+        let pid = pid.trim();
+        ok(&machine, &format!("kill -9 {pid} && dmsetup resume held"));
+        let ended = "n=0; while [ -d /proc/$pid ]; do n=$((n + 1)); [ $n -lt 100 ] || exit 1; \
+                     sleep 0.2; done";
+        ok(&machine, &format!("pid={pid}; {ended}"));
+        assert_ne!(down.wait(SOON).unwrap().status, 0);
+        ok(&machine, "ztier restart u && ztier down u && dmsetup remove held");
+        nothing_left(&machine);
+        machine.off().unwrap();
+    });
+}
