@@ -115,12 +115,17 @@ impl Ublk {
 
     /// Makes the device, or takes over the one that is waiting, and links it. When this returns,
     /// the device is usable. If a step fails, undoes what it made; a device that was waiting goes
-    /// on waiting.
+    /// on waiting. `progress` is called now and then while the kernel has not given back what the
+    /// last server had.
     ///
     /// # Errors
     /// A step is not possible here (no driver, no privilege, the name is in use, the waiting device
     /// is not this volume's); the text says which and what else would work.
-    pub fn start(device: Arc<dyn Device>, options: Options) -> Result<Self> {
+    pub fn start(
+        device: Arc<dyn Device>,
+        options: Options,
+        progress: &dyn Fn(&str),
+    ) -> Result<Self> {
         let mut control = open_control()?;
         let left = remove::find_with(&mut control, options.mark());
         link::refuse_taken(&options.link(), |to| {
@@ -133,6 +138,9 @@ impl Ublk {
                 Self::make(&mut control, device, options)?
             }
             Some((id, info)) if options.resume => {
+                // Commands about the device would wait for the kernel, longer than they may take,
+                // and take effect after this process gave them up.
+                served::until_left(&mut control, id, progress)?;
                 Self::take_over(&mut control, id, info, device, options)?
             }
             Some((id, _)) => {
@@ -326,7 +334,7 @@ fn queues(threads: usize) -> u16 {
     threads.clamp(1, cpus).min(usize::from(u16::MAX)) as u16
 }
 
-/// Begins recovery, once the last server of the device is gone.
+/// Begins recovery, once the last server of the device has closed it.
 fn begin_recovery(control: &mut Control, id: u32) -> Result<()> {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -336,9 +344,17 @@ fn begin_recovery(control: &mut Control, id: u32) -> Result<()> {
                 std::thread::sleep(Duration::from_millis(5));
             }
             Err(Failure::Errno(Errno::BUSY)) => return Err(served::refusal(control, id)),
+            // A daemon has begun it before, and was killed, or gave the command up: the kernel has
+            // done its part.
+            Err(Failure::Errno(Errno::INVAL)) if waits(control, id) => return Ok(()),
             Err(e) => return Err(e).context(format!("cannot take over ublk device {id}")),
         }
     }
+}
+
+/// Whether the device waits for its next server.
+fn waits(control: &mut Control, id: u32) -> bool {
+    control.info(id).is_ok_and(|info| info.state == abi::STATE_QUIESCED)
 }
 
 impl Export for Ublk {

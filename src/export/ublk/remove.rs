@@ -58,7 +58,7 @@ pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
         // A holder that waits for a daemon that never comes cannot release it either.
         return Err(loopdev::in_use(&shown, holder).hint(remedy::HELD_UNSERVED));
     }
-    served::until_left(&mut control, id)?;
+    served::until_left(&mut control, id, &|_| {})?;
     for swap in holders::swaps_on(&shown).iter().filter(|_| force) {
         end_swap(swap);
     }

@@ -22,15 +22,21 @@ const NOTICED: Duration = Duration::from_secs(8);
 pub(super) const GIVEN_BACK: Duration = Duration::from_secs(45);
 /// Interval between questions.
 const LOOK: Duration = Duration::from_millis(5);
+/// Interval between reports.
+const TELL: Duration = Duration::from_secs(1);
 
 /// Waits until no process serves device `id`, as the kernel sees it: after a kill, until all
-/// requests of the killed server are given back.
+/// requests of the killed server are given back. `progress` is called now and then.
 ///
 /// # Errors
 /// A process serves the device; or the kernel does not give back what a dead one had.
-pub(super) fn until_left(control: &mut Control, id: u32) -> Result<()> {
+pub(super) fn until_left(
+    control: &mut Control,
+    id: u32,
+    progress: &dyn Fn(&str),
+) -> Result<()> {
     let begun = Instant::now();
-    let mut left = false;
+    let (mut left, mut told) = (false, begun);
     while is_live(control, id) {
         let time = begun.elapsed();
         if time >= NOTICED && !left {
@@ -46,6 +52,11 @@ pub(super) fn until_left(control: &mut Control, id: u32) -> Result<()> {
                 node::block(id).display()
             );
             return Err(Error::failure(text).hint("its log (dmesg) may say why"));
+        }
+        if told.elapsed() >= TELL {
+            told = Instant::now();
+            let (device, seconds) = (node::block(id), time.as_secs());
+            progress(&format!("{} is still with its last daemon ({seconds} s)", device.display()));
         }
         std::thread::sleep(LOOK);
     }

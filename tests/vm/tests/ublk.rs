@@ -254,3 +254,46 @@ fn a_daemon_that_goes_down_never_waits_for_itself() {
         machine.off().unwrap();
     });
 }
+
+/// More random reads at once than a queue has tags, until it is ended or a read fails.
+const READS: &str = "echo reading; fio --name=r --filename=/dev/ztier/u --size=96M --bs=4k \
+     --ioengine=libaio --iodepth=256 --direct=1 --rw=randread --time_based --runtime=900 \
+     --output=/tmp/fio || { cat /tmp/fio; exit 1; }";
+
+/// The kernel gives back the requests of a queue without a free tag only when their time is over,
+/// and does nothing else with the device until then.
+#[test]
+fn a_daemon_that_is_killed_with_a_full_queue_is_followed() {
+    support::in_machines(|| {
+        let Some((lab, _turn)) = lab() else { return };
+        let setup = setup(&lab).memory(768).held_disk("slow", 128 << 20, 4 << 20, 50);
+        let machine = setup.disk("fast", 64 << 20).boot().unwrap();
+        ok(
+            &machine,
+            "modprobe ublk_drv && ztier up u --backing /disk/slow --log /disk/fast \
+             --segment 256K --export ublk --threads 2",
+        );
+        let reads = machine.begin(READS).unwrap();
+        reads.wait_for("reading", SOON).unwrap();
+        let full = "n=0; while sleep 0.2; do read n _ </sys/block/ublkb0/inflight; \
+                    [ $n -lt 128 ] || exit 0; done";
+        for n in 0..2 {
+            ok(&machine, full);
+            std::thread::sleep(Duration::from_secs(1));
+            let began = Instant::now();
+            machine.ok(&format!("kill -9 {PID} && ztier restart u"), SOON).unwrap();
+            println!("kill {n} with a full queue: served again in {:?}", began.elapsed());
+            assert!(!reads.ended(), "kill {n}: {}", reads.output());
+        }
+        // Nor does the end of the volume fail.
+        ok(&machine, full);
+        ok(&machine, &format!("kill -9 {PID}"));
+        let began = Instant::now();
+        ok(&machine, "ztier down u --discard");
+        println!("taken down in {:?}", began.elapsed());
+        assert_ne!(reads.wait(SOON).unwrap().status, 0);
+        assert_eq!(ok(&machine, "dmesg | grep 'blocked for more'; true"), "");
+        nothing_left(&machine);
+        machine.off().unwrap();
+    });
+}
