@@ -30,11 +30,7 @@ const TELL: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// A process serves the device; or the kernel does not give back what a dead one had.
-pub(super) fn until_left(
-    control: &mut Control,
-    id: u32,
-    progress: &dyn Fn(&str),
-) -> Result<()> {
+pub(super) fn until_left(control: &mut Control, id: u32, progress: &dyn Fn(&str)) -> Result<()> {
     let begun = Instant::now();
     let (mut left, mut told) = (false, begun);
     while is_live(control, id) {
