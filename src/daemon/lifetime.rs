@@ -240,7 +240,7 @@ impl Bringing<'_> {
         let before: Vec<Leftover> =
             state.leftovers.iter().filter(|l| l.exists()).cloned().collect();
         let device = Arc::clone(&volume) as Arc<dyn Device>;
-        let export = match serve::start(&state.plan, paths, device, &again) {
+        let export = match serve::start(&state.plan, paths, device, &again, self.progress) {
             Ok(export) => export,
             Err(e) => {
                 // Older leftovers are not this daemon's, and may be the reason of the failure.

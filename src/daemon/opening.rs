@@ -1,5 +1,5 @@
-//! Reports the progress of the opening of a log or store: to the process that waits for the daemon,
-//! to the service manager, and to other commands.
+//! Reports the progress of the opening of a log, store or device: to the process that waits for the
+//! daemon, to the service manager, and to other commands.
 
 use super::notify;
 use crate::config::paths::VolumeFiles;
@@ -55,7 +55,8 @@ impl<'a> Opening<'a> {
         self.tell(&format!("{read} objects of the store were read"));
     }
 
-    fn tell(&self, what: &str) {
+    /// Reports what takes time, unless the last report was too recent.
+    pub fn tell(&self, what: &str) {
         let now = Instant::now();
         if due(&self.last, TELL, now) {
             (self.progress)(what);

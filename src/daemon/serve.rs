@@ -1,6 +1,7 @@
 //! Chooses and starts a plan's export: the one place that knows all front-ends.
 
 use super::itself;
+use super::opening::Opening;
 use crate::config::export::{Export as Offered, Kind};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Choice, Paths, Plan, Settings, Usage};
@@ -8,6 +9,7 @@ use crate::device::{Device, Sector};
 use crate::error::{Error, Result};
 use crate::export::ublk::{self, Ublk};
 use crate::export::{self, Export, Leftover, nbd};
+use crate::system::helper::Helper;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -125,7 +127,8 @@ pub fn traces(files: &VolumeFiles) -> Vec<Leftover> {
 }
 
 /// Starts the plan's export; when it returns, the volume is usable. `again` has the leftovers of
-/// the earlier daemon of a volume that is taken over: a device that waits is used again.
+/// the earlier daemon of a volume that is taken over: a device that waits is used again. `progress`
+/// is called now and then while that takes time.
 ///
 /// # Errors
 /// The front-end fails; then it has left nothing new behind.
@@ -134,11 +137,13 @@ pub fn start(
     paths: &Paths,
     volume: Arc<dyn Device>,
     again: &[Leftover],
+    progress: &dyn Fn(&str),
 ) -> Result<Box<dyn Export>> {
     match &plan.export {
         Offered::Ublk => {
             let resume = again.iter().any(Leftover::waits);
-            Ok(Box::new(Ublk::start(volume, ublk_options(plan, paths, resume))?))
+            let (options, opening) = (ublk_options(plan, paths, resume), Opening::new(progress));
+            Ok(Box::new(Ublk::start(volume, options, &|what| opening.tell(what))?))
         }
         Offered::Fuse => block::start(plan, paths, volume),
         Offered::Nbd { .. } => Ok(Box::new(nbd::Server::start(volume, nbd_options(plan))?)),
@@ -153,6 +158,7 @@ fn ublk_options(plan: &Plan, paths: &Paths, resume: bool) -> ublk::Options {
         threads: plan.threads as usize,
         sector: plan.sector_bytes.unwrap_or(Sector::Block),
         resume,
+        helper: Helper::of_this_program(),
     }
 }
 

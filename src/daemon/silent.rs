@@ -1,7 +1,7 @@
 //! Handles a daemon that does not answer: tells whether it is being ended, and ends it.
 //!
-//! Invariants: every wait here is bounded; a FUSE connection is aborted only after the process that
-//! serves it was killed.
+//! Invariants: every wait here is bounded; a FUSE connection is aborted, and a ublk device stopped,
+//! only after the process that serves it was killed.
 
 use super::process::{Condition, Process};
 use super::state::Lock;
@@ -21,8 +21,8 @@ const GLANCE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(10);
 /// How long the kernel usually takes at most to end a killed process.
 const DYING: Duration = Duration::from_secs(3);
-/// How long the kernel may take after that: it frees the process's memory first.
-const DYING_AT_MOST: Duration = Duration::from_secs(30);
+/// How many times as long the kernel may take after that: it frees the process's memory first.
+const DYING_AT_MOST: u32 = 10;
 
 /// Whether a daemon answers.
 #[derive(Debug)]
@@ -100,16 +100,22 @@ pub fn end(files: &VolumeFiles, process: &Process, progress: &dyn Fn(&str)) -> R
     if released(files, DYING) {
         return Ok(());
     }
-    if serve::traces(files).iter().any(Leftover::abort) {
-        progress(&format!(
-            "{name}: its daemon (process {pid}) was killed and did not end; its FUSE connection \
-             is aborted, and requests to the device fail"
-        ));
+    let mut told = false;
+    for _ in 0..DYING_AT_MOST {
+        // The kernel may take a while to see that a ublk device has lost its server.
+        let cut = serve::traces(files).iter().find_map(Leftover::abort);
+        if let Some(what) = cut.filter(|_| !told) {
+            told = true;
+            progress(&format!(
+                "{name}: its daemon (process {pid}) was killed and did not end; {what}, and \
+                 requests to the device fail"
+            ));
+        }
+        if released(files, DYING) {
+            return Ok(());
+        }
     }
-    if released(files, DYING_AT_MOST) {
-        return Ok(());
-    }
-    let seconds = (DYING + DYING_AT_MOST).as_secs();
+    let seconds = (DYING + DYING * DYING_AT_MOST).as_secs();
     Err(Error::failure(format!(
         "the daemon of volume `{name}` (process {pid}) was killed and does not end in {seconds} s"
     ))

@@ -25,7 +25,7 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// The most that one removal may take.
+/// The most that one removal may take, except of a ublk device.
 const LIMIT: Duration = Duration::from_secs(10);
 
 impl Leftover {
@@ -58,7 +58,7 @@ impl Leftover {
 
     /// Removes the leftover; one that is not there, or no longer ours, is left alone without an
     /// error. Takes at most 10 s, even if the process that served the device died in the middle of
-    /// a request.
+    /// a request; a minute where a ublk device had as many of them as it can have.
     ///
     /// # Errors
     /// It is held (the text names a holder and nothing was changed), or the privilege is missing.
@@ -80,8 +80,10 @@ impl Leftover {
             return Ok(());
         }
         let what = self.clone();
-        let removed = within(LIMIT, move || what.remove_now(force)).unwrap_or_else(|| {
-            Err(Error::failure(format!("removing {} takes longer than 10 s", self.describe()))
+        let limit = if let Self::Ublk { .. } = self { ublk::REMOVAL } else { LIMIT };
+        let removed = within(limit, move || what.remove_now(force)).unwrap_or_else(|| {
+            let (what, seconds) = (self.describe(), limit.as_secs());
+            Err(Error::failure(format!("removing {what} takes longer than {seconds} s"))
                 .hint("try again, or reboot"))
         });
         // A helper of the dead server may have removed it meanwhile.
@@ -104,14 +106,16 @@ impl Leftover {
     }
 
     /// Ends the connection between the kernel and the process that serves the device, whatever that
-    /// process does: all requests fail, now and later. Returns whether there was a connection.
-    pub fn abort(&self) -> bool {
+    /// process does: all requests fail, now and later. A ublk device that is held, or that the
+    /// kernel takes for served, keeps it. Returns in words what was done, if anything.
+    pub fn abort(&self) -> Option<&'static str> {
         match self {
             Self::Mount(point) if ours_on(point) => {
                 abort(point);
-                true
+                Some("its FUSE connection is aborted")
             }
-            _ => false,
+            Self::Ublk { mark, .. } if ublk::cut_off(*mark) => Some("its ublk device is stopped"),
+            _ => None,
         }
     }
 
@@ -148,7 +152,8 @@ pub fn traces(name: &str, run_dir: &Path, link_dir: &Path) -> Vec<Leftover> {
         Leftover::Directory(point),
         Leftover::Ublk { name: name.to_owned(), mark },
     ];
-    link.into_iter().chain(rest).filter(Leftover::exists).collect()
+    // A device that stays keeps its link.
+    rest.into_iter().chain(link).filter(Leftover::exists).collect()
 }
 
 /// Where the FUSE file system of the volume `name` is mounted.

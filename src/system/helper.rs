@@ -5,15 +5,21 @@
 //! kill no thread answers the request, so the waiting thread does not return. The kernel closes the
 //! descriptors of a process, which fails the request, only when its last thread is gone. Opening
 //! and closing the FUSE file, attaching, detaching and growing its loop device, reading its
-//! partitions and setting its queue can all wait that way. A helper has none of its parent's
-//! descriptors, so its requests fail as soon as the parent is gone.
+//! partitions and setting its queue can all wait that way, and so can flushing a ublk device and
+//! closing it. A helper has none of its parent's descriptors, so its requests fail as soon as the
+//! parent is gone, or wait for the next daemon.
 //!
 //! Invariants: a process that serves a device leaves each [`Task`] on it to a helper; it waits for
-//! the helper no longer than [`LIMIT`]; a helper whose parent is gone undoes what it has attached.
+//! the helper no longer than [`Task::limit`]; a helper whose parent is gone undoes what it has
+//! attached, and gives up what it has claimed.
 
+use super::claim::claim;
 use super::loopdev;
 use crate::error::{Context, Error, Result, Status};
-use crate::patience::readable;
+use crate::patience::{eventually, readable};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::stdio::stdin;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -24,6 +30,12 @@ use std::time::{Duration, Instant};
 
 /// How long a helper may take: longer than its own waits.
 const LIMIT: Duration = Duration::from_secs(20);
+/// The same for a claim, which flushes; shorter, with what follows, than `ztier down` waits.
+const LIMIT_OF_CLAIM: Duration = Duration::from_secs(40);
+/// How long a helper may take to give up a claim: it closes a device, mostly one that is stopped.
+const TO_GIVE_UP: Duration = Duration::from_secs(2);
+/// Interval between looks whether it has.
+const LOOK: Duration = Duration::from_millis(1);
 /// The most bytes of a helper's answer.
 const LONGEST: usize = 16 << 10;
 
@@ -59,6 +71,14 @@ pub(crate) enum Task {
         /// The expected backing file.
         file: PathBuf,
     },
+    /// Claims a block device that no process uses, and flushes it. The helper keeps the claim until
+    /// its input ends.
+    Claim {
+        /// The device.
+        device: PathBuf,
+        /// What errors call it.
+        shown: PathBuf,
+    },
     /// Writes values to files below `/sys`. Best effort: the kernel may refuse some.
     Set {
         /// Files and values.
@@ -88,8 +108,45 @@ impl Helper {
     /// The task fails; or no helper can be started, or it does not end in time.
     pub(crate) fn run(&self, task: &Task) -> Result<String> {
         match self {
-            Self::Here => task.run(),
+            Self::Here => task.run().map(|(outcome, _)| outcome),
             Self::Program(path) => delegate(path, task),
+        }
+    }
+
+    /// Claims `device`, which errors call `shown`, after a little wait for processes that only look
+    /// at it, and flushes it. A device that is gone need not be claimed.
+    ///
+    /// # Errors
+    /// As [`Helper::run`]; the device is held, and the text says by what.
+    pub(crate) fn claim(&self, device: &Path, shown: &Path) -> Result<Claim> {
+        let task = Task::Claim { device: device.to_owned(), shown: shown.to_owned() };
+        match self {
+            Self::Here => task.run().map(|(_, node)| Claim { helper: None, _node: node }),
+            Self::Program(path) => {
+                let (helper, text) = ask(path, &task, Stdio::piped())?;
+                let claim = Claim { helper: Some(helper), _node: None };
+                match answer_in(&text) {
+                    Some(claimed) => claimed.map(|_| claim),
+                    None => Err(Error::failure(format!("{}: no answer", task.cannot_start()))),
+                }
+            }
+        }
+    }
+}
+
+/// A block device that no other process can begin to use while this lives.
+pub(crate) struct Claim {
+    /// The process that has the device open.
+    helper: Option<Child>,
+    _node: Option<OwnedFd>,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let Some(mut helper) = self.helper.take() else { return };
+        drop(helper.stdin.take()); // it waits for this
+        if !eventually(TO_GIVE_UP, LOOK, || !matches!(helper.try_wait(), Ok(None))) {
+            end(helper);
         }
     }
 }
@@ -104,7 +161,16 @@ enum Answer {
 
 /// Runs `task` in a helper process.
 fn delegate(program: &Path, task: &Task) -> Result<String> {
-    let what = || format!("cannot start a helper ({})", task.describe());
+    let (mut child, text) = ask(program, task, Stdio::null())?;
+    let status = child.wait().context(task.cannot_start())?;
+    answer_in(&text).unwrap_or_else(|| {
+        Err(Error::failure(format!("{}: it ended by {status}", task.cannot_start())))
+    })
+}
+
+/// Starts a helper for `task`. Returns it with what it said, its answer if all is well.
+fn ask(program: &Path, task: &Task, input: Stdio) -> Result<(Child, Vec<u8>)> {
+    let what = || task.cannot_start();
     let order = serde_json::to_string(task).context(what())?;
     let mut child = Command::new(program)
         .arg0("ztier")
@@ -112,33 +178,43 @@ fn delegate(program: &Path, task: &Task) -> Result<String> {
         .current_dir("/")
         // A terminal's signals are for the daemon, which ends in order.
         .process_group(0)
-        .stdin(Stdio::null())
+        .stdin(input)
         .stdout(Stdio::piped())
         .spawn()
         .context(what())?;
-    let heard = child.stdout.take().and_then(|out| listen(out, Instant::now() + LIMIT));
-    let Some(text) = heard else {
-        end(child);
-        let (what, seconds) = (task.describe(), LIMIT.as_secs());
-        return Err(Error::failure(format!("{what} takes longer than {seconds} s"))
-            .hint("the kernel's log (dmesg) may say why"));
-    };
-    let status = child.wait().context(what())?;
-    match serde_json::from_slice(&text) {
-        Ok(Answer::Done(outcome)) => Ok(outcome),
-        Ok(Answer::Failed(status, text)) => Err(Error::new(status, text)),
-        Err(_) => Err(Error::failure(format!("{}: it ended by {status}", what()))),
+    let limit = task.limit();
+    match child.stdout.take().and_then(|out| listen(out, Instant::now() + limit)) {
+        Some(text) => Ok((child, text)),
+        None => {
+            end(child);
+            let (what, seconds) = (task.describe(), limit.as_secs());
+            Err(Error::failure(format!("{what} takes longer than {seconds} s"))
+                .hint("the kernel's log (dmesg) may say why"))
+        }
     }
 }
 
-/// All output of a helper; `None` if it does not end in time.
+/// The outcome that a helper has told; `None` if it has not.
+fn answer_in(text: &[u8]) -> Option<Result<String>> {
+    Some(match serde_json::from_slice::<Answer>(text).ok()? {
+        Answer::Done(outcome) => Ok(outcome),
+        Answer::Failed(status, text) => Err(Error::new(status, text)),
+    })
+}
+
+/// A line of a helper's output, or all of it; `None` if neither ends in time.
 fn listen(mut out: ChildStdout, deadline: Instant) -> Option<Vec<u8>> {
     let mut text = Vec::new();
     // Where waiting fails, the read waits.
     while readable(&out, deadline).unwrap_or(true) {
         let mut part = [0; 512];
         match out.read(&mut part) {
-            Ok(n) if n > 0 && text.len() < LONGEST => text.extend_from_slice(&part[..n]),
+            Ok(n) if n > 0 && text.len() < LONGEST => {
+                text.extend_from_slice(&part[..n]);
+                if text.ends_with(b"\n") {
+                    return Some(text);
+                }
+            }
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             _ => return Some(text),
         }
@@ -164,36 +240,58 @@ pub fn main(order: &str) -> Result<()> {
         .map_err(|e| e.hint("a daemon starts `ztier helper`"))?;
     let outcome = task.run();
     let answer = match &outcome {
-        Ok(done) => Answer::Done(done.clone()),
+        Ok((done, _)) => Answer::Done(done.clone()),
         Err(e) => Answer::Failed(e.status(), e.to_string()),
     };
-    let text = serde_json::to_vec(&answer).context("cannot encode the answer of a helper")?;
+    let mut text = serde_json::to_vec(&answer).context("cannot encode the answer of a helper")?;
+    text.push(b'\n');
     let mut out = std::io::stdout();
     let told = out.write_all(&text).and_then(|()| out.flush());
-    if let (Err(_), Ok(done)) = (&told, &outcome) {
-        task.undo(done); // the daemon is gone
+    match (told, outcome) {
+        (Err(_), Ok((done, _))) => task.undo(&done), // the daemon is gone
+        (Ok(()), Ok((_, Some(claimed)))) => keep(claimed),
+        _ => {}
     }
     Ok(())
 }
 
+/// Keeps a claim until the input ends: the daemon gives the claim up, or is gone.
+fn keep(claimed: OwnedFd) {
+    while matches!(rustix::io::read(stdin(), &mut [0; 1]), Err(Errno::INTR)) {}
+    drop(claimed);
+}
+
 impl Task {
-    fn run(&self) -> Result<String> {
-        match self {
+    /// Runs the task. Returns its outcome, and what is to stay open.
+    fn run(&self) -> Result<(String, Option<OwnedFd>)> {
+        let outcome = match self {
             Self::Attach { file, block_size, waits } => {
                 let device = loopdev::attach(file, *block_size)?;
                 loopdev::tune(&device, *waits);
-                Ok(device.display().to_string())
+                device.display().to_string()
             }
             Self::Detach { device, file, waits } => {
                 let detached = loopdev::detach(device, file);
                 if detached.is_err() {
                     loopdev::tune(device, *waits); // the attempt may have put the defaults back
                 }
-                detached.map(|()| String::new())
+                detached.map(|()| String::new())?
             }
-            Self::Grow { device, file } => loopdev::grow(device, file).map(|()| String::new()),
-            Self::Set { values } => Ok(set(values)),
-        }
+            Self::Grow { device, file } => loopdev::grow(device, file).map(|()| String::new())?,
+            Self::Claim { device, shown } => return Ok((String::new(), claim(device, shown)?)),
+            Self::Set { values } => set(values),
+        };
+        Ok((outcome, None))
+    }
+
+    /// How long a helper may take.
+    fn limit(&self) -> Duration {
+        if let Self::Claim { .. } = self { LIMIT_OF_CLAIM } else { LIMIT }
+    }
+
+    /// What failed if there is no helper.
+    fn cannot_start(&self) -> String {
+        format!("cannot start a helper ({})", self.describe())
     }
 
     /// Undoes the outcome of the task.
@@ -210,6 +308,7 @@ impl Task {
             Self::Attach { file, .. } => format!("attaching {}", file.display()),
             Self::Detach { device, .. } => format!("detaching {}", device.display()),
             Self::Grow { device, .. } => format!("growing {}", device.display()),
+            Self::Claim { device, .. } => format!("claiming and flushing {}", device.display()),
             Self::Set { values } => setting(values),
         }
     }

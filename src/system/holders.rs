@@ -8,7 +8,7 @@
 use super::mounts::{MountEntry, mounted_on, mounts, mounts_in, number_of};
 use crate::media::process_name;
 use crate::media::swap_areas::swaps;
-use crate::media::sysfs::{entries, is_partition, loop_file, name};
+use crate::media::sysfs::{entries, is_partition, loop_file, name, number_in};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
@@ -91,7 +91,13 @@ fn nodes(device: &Path) -> Vec<Node> {
     let parts = entries(&sys).filter(|dir| is_partition(dir));
     let parts: Vec<_> = parts.map(|dir| (Path::new("/dev").join(name(&dir)), dir)).collect();
     let all = std::iter::once((device.to_owned(), sys)).chain(parts);
-    all.map(|(path, sys)| Node { number: number_of(&path), path, sys }).collect()
+    // A node in the `/dev` of a container may be missing, or lead to another device.
+    let in_sys = |sys: &Path| number_in(sys).map(|n| (rustix::fs::major(n), rustix::fs::minor(n)));
+    let node = |(path, sys): (PathBuf, PathBuf)| {
+        let number = in_sys(&sys).or_else(|| number_of(&path));
+        Node { path, number, sys }
+    };
+    all.map(node).collect()
 }
 
 /// Whether `node` is the block device `device`, perhaps under another name.

@@ -7,7 +7,9 @@
 pub(crate) mod above;
 pub(crate) mod bpf;
 mod check;
+mod claim;
 pub(crate) mod depth;
+pub(crate) mod device_node;
 pub mod footprint;
 pub(crate) mod fstab;
 pub mod helper;

@@ -71,6 +71,11 @@ pub(super) const F_UPDATE_SIZE: u64 = 1 << 10;
 
 /// The device is not started yet, or it is stopped.
 pub(super) const STATE_DEAD: u16 = 0;
+/// It has a server, or had one whose end the kernel has not seen yet.
+pub(super) const STATE_LIVE: u16 = 1;
+/// It waits for its next server, with all requests.
+pub(super) const STATE_QUIESCED: u16 = 2;
+
 /// `struct ublksrv_ctrl_cmd`.
 #[repr(C)]
 #[derive(Clone, Copy)]

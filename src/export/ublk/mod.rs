@@ -17,17 +17,19 @@ mod params;
 mod queue;
 mod queue_threads;
 mod remove;
+mod served;
 
 pub use doctor::{available, probe};
 pub(super) use node::is_there;
 pub(super) use remove::device;
-pub(crate) use remove::{find, remove};
+pub(crate) use remove::{REMOVAL, cut_off, find, remove};
 
 use super::buffers::{UBLK_BUFFERED, UBLK_DEPTH};
 use super::{Export, Leftover};
 use crate::device::{Device, Sector};
 use crate::error::{Context, Error, Result};
-use crate::system::{holders, link, loopdev};
+use crate::system::helper::{Claim, Helper};
+use crate::system::{holders, link};
 use abi::{DeviceInfo, Params};
 use control::{Control, Failure};
 use io_slot::Shape;
@@ -61,6 +63,8 @@ pub struct Options {
     /// Take over the device that an earlier daemon of this volume left, if there is one. The
     /// volume must hold all that the earlier one acknowledged.
     pub resume: bool,
+    /// The process that claims the device before it is taken away.
+    pub helper: Helper,
 }
 
 impl Options {
@@ -75,8 +79,9 @@ impl Options {
 
     fn leftovers(&self) -> Vec<Leftover> {
         vec![
-            Leftover::Link(self.link()),
+            // Before its link: a device that stays keeps its name.
             Leftover::Ublk { name: self.name.clone(), mark: self.mark() },
+            Leftover::Link(self.link()),
             Leftover::Directory(self.link_dir.clone()),
         ]
     }
@@ -110,13 +115,18 @@ impl Ublk {
 
     /// Makes the device, or takes over the one that is waiting, and links it. When this returns,
     /// the device is usable. If a step fails, undoes what it made; a device that was waiting goes
-    /// on waiting.
+    /// on waiting. `progress` is called now and then while the kernel has not given back what the
+    /// last server had.
     ///
     /// # Errors
     /// A step is not possible here (no driver, no privilege, the name is in use, the waiting device
     /// is not this volume's); the text says which and what else would work.
-    pub fn start(device: Arc<dyn Device>, options: Options) -> Result<Self> {
-        let mut control = Control::open().map_err(|e| doctor::refusal(&e))?;
+    pub fn start(
+        device: Arc<dyn Device>,
+        options: Options,
+        progress: &dyn Fn(&str),
+    ) -> Result<Self> {
+        let mut control = open_control()?;
         let left = remove::find_with(&mut control, options.mark());
         link::refuse_taken(&options.link(), |to| {
             node::exists(to) && left.is_none_or(|(id, _)| to != node::block(id))
@@ -128,6 +138,9 @@ impl Ublk {
                 Self::make(&mut control, device, options)?
             }
             Some((id, info)) if options.resume => {
+                // Commands about the device would wait for the kernel, longer than they may take,
+                // and take effect after this process gave them up.
+                served::until_left(&mut control, id, progress)?;
                 Self::take_over(&mut control, id, info, device, options)?
             }
             Some((id, _)) => {
@@ -142,7 +155,8 @@ impl Ublk {
             Err(e) => {
                 let mut export = export;
                 if !export.resumed {
-                    let _ = export.take_away(); // the first error is the one to report
+                    // The first error is the one to report.
+                    let _ = export.take_away(&mut control, None);
                 }
                 Err(e)
             }
@@ -270,40 +284,11 @@ impl Ublk {
         Ok(threads)
     }
 
-    /// Waits a little for processes that only look, then refuses because of the first holder. The
-    /// returned descriptor keeps other processes from opening the device exclusively; `None`: the
-    /// device is gone, because the kernel has completed a late stop.
-    fn claim(&self) -> Result<Option<OwnedFd>> {
-        let begun = Instant::now();
-        let (shown, device) = (self.options.link(), self.block_device());
-        loop {
-            let claimed = node::claim(&device);
-            let held = self.holders();
-            let lasting = holders::lasting(&held);
-            match (lasting.or(held.first()), claimed) {
-                (None, Ok(node)) => return Ok(Some(node)),
-                (None, Err(e)) if is_gone(e) && !node::exists(&device) => return Ok(None),
-                (None, Err(Errno::BUSY)) if begun.elapsed() >= holders::LOOK => {
-                    return Err(loopdev::in_use(&shown, "something invisible from here"));
-                }
-                (None, Err(e)) if e != Errno::BUSY => {
-                    return Err(e).context(format!("cannot open {}", shown.display()));
-                }
-                (Some(h), _)
-                    if lasting.is_some() || begun.elapsed() >= holders::patience_with(h) =>
-                {
-                    return Err(loopdev::in_use(&shown, h));
-                }
-                _ => std::thread::sleep(Duration::from_millis(50)),
-            }
-        }
-    }
-
-    /// Takes the device out of the kernel, also when it is held.
-    fn take_away(&mut self) -> Result<()> {
+    /// Takes the device out of the kernel, also when it is held. `claim` keeps other processes
+    /// from beginning to use it until it is stopped.
+    fn take_away(&mut self, control: &mut Control, claim: Option<Claim>) -> Result<()> {
         let shown = self.block_device();
         let cannot = || format!("cannot stop {}", shown.display());
-        let mut control = Control::open().map_err(|e| doctor::refusal(&e))?;
         link::remove(&shown, &self.options.link());
         match control.stop(self.id, LIMIT) {
             // NODEV: another process has deleted it.
@@ -320,21 +305,22 @@ impl Ublk {
             threads.stop();
         }
         link::remove_directory(&self.options.link());
-        remove::delete(&mut control, self.id, LIMIT)?;
+        drop(claim); // the device goes only with the last descriptor of it
+        remove::delete(control, self.id, LIMIT)?;
         self.there = false;
         Ok(())
     }
+}
+
+/// Opens the driver for commands.
+fn open_control() -> Result<Control> {
+    Control::open().map_err(|e| doctor::refusal(&e))
 }
 
 /// Offload threads for each of `queues` queues, if requests wait for drives: drives want many
 /// requests in flight.
 fn helpers(queues: u16) -> usize {
     (16 / usize::from(queues.max(1))).max(2)
-}
-
-/// Whether a block device could not be opened because it does not exist.
-fn is_gone(why: Errno) -> bool {
-    matches!(why, Errno::NOENT | Errno::NXIO | Errno::NODEV)
 }
 
 /// The parameters of the volume for the kernel.
@@ -348,7 +334,7 @@ fn queues(threads: usize) -> u16 {
     threads.clamp(1, cpus).min(usize::from(u16::MAX)) as u16
 }
 
-/// Begins recovery, once the last server of the device is gone.
+/// Begins recovery, once the last server of the device has closed it.
 fn begin_recovery(control: &mut Control, id: u32) -> Result<()> {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -357,17 +343,18 @@ fn begin_recovery(control: &mut Control, id: u32) -> Result<()> {
             Err(Failure::Errno(Errno::BUSY)) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            Err(Failure::Errno(Errno::BUSY)) => {
-                let server = control.info(id).map_or(0, |info| info.server_pid);
-                return Err(Error::busy(format!(
-                    "{} is still served by process {server}",
-                    node::block(id).display()
-                ))
-                .hint("end that first"));
-            }
+            Err(Failure::Errno(Errno::BUSY)) => return Err(served::refusal(control, id)),
+            // A daemon has begun it before, and was killed, or gave the command up: the kernel has
+            // done its part.
+            Err(Failure::Errno(Errno::INVAL)) if waits(control, id) => return Ok(()),
             Err(e) => return Err(e).context(format!("cannot take over ublk device {id}")),
         }
     }
+}
+
+/// Whether the device waits for its next server.
+fn waits(control: &mut Control, id: u32) -> bool {
+    control.info(id).is_ok_and(|info| info.state == abi::STATE_QUIESCED)
 }
 
 impl Export for Ublk {
@@ -384,7 +371,7 @@ impl Export for Ublk {
     }
 
     fn may_resize(&self) -> Result<()> {
-        let control = Control::open().map_err(|e| doctor::refusal(&e))?;
+        let control = open_control()?;
         if control.has(abi::F_UPDATE_SIZE) {
             return Ok(());
         }
@@ -393,7 +380,7 @@ impl Export for Ublk {
     }
 
     fn resized(&self) -> Result<()> {
-        let mut control = Control::open().map_err(|e| doctor::refusal(&e))?;
+        let mut control = open_control()?;
         let sectors = ours(&*self.device, self.options.sector, 0).device_sectors;
         control
             .update_size(self.id, sectors)
@@ -408,16 +395,14 @@ impl Export for Ublk {
         if !self.there {
             return Ok(());
         }
-        if let Some(claimed) = self.claim()? {
-            // What a process wrote and closed may still be in the page cache.
-            let flushed = rustix::fs::fsync(&claimed);
-            flushed.context(format!("cannot flush {}", self.block_device().display()))?;
-        }
-        self.take_away()
+        // Before the claim: what can fail must not come between it and the stop.
+        let mut control = open_control()?;
+        let claim = self.options.helper.claim(&self.block_device(), &self.options.link())?;
+        self.take_away(&mut control, Some(claim))
     }
 
     fn stop_by_force(&mut self) -> Result<()> {
-        if self.there { self.take_away() } else { Ok(()) }
+        if self.there { self.take_away(&mut open_control()?, None) } else { Ok(()) }
     }
 
     fn leave(&mut self) -> Result<()> {
@@ -441,7 +426,6 @@ impl std::fmt::Debug for Ublk {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{self, Algorithm, Volume};
 
     #[test]
     fn marks_tell_volumes_apart_and_stay() {
@@ -454,32 +438,6 @@ mod tests {
 
     /// Another value would orphan the devices of running daemons.
     const MARK_OF_VOL: u64 = 0x427d_5c60_c238_601d;
-
-    #[test]
-    fn a_device_that_is_gone_need_not_be_claimed() {
-        let made_of = device::Options {
-            size: 4096,
-            ram_limit: 16 << 20,
-            ram_limit_max: 0,
-            segment: 1 << 20,
-            algorithm: Algorithm::None,
-            lock_memory: false,
-        };
-        let device = Arc::new(Volume::new(&made_of).unwrap());
-        let options = Options {
-            name: "v".into(),
-            run_dir: "/run/ztier".into(),
-            link_dir: "/dev/ztier".into(),
-            threads: 1,
-            sector: Sector::Block,
-            resume: false,
-        };
-        // A number that the driver never gives away.
-        let id = u32::MAX;
-        let export = Ublk { id, options, device, resumed: false, threads: None, there: true };
-        assert!(export.claim().unwrap().is_none());
-        assert!(is_gone(Errno::NXIO) && !is_gone(Errno::ACCESS));
-    }
 
     #[test]
     fn there_is_at_least_one_queue_and_no_more_than_cpus() {

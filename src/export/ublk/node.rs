@@ -3,10 +3,9 @@
 //! Invariant: no descriptor of the block device is kept.
 
 use crate::error::{Context, Result};
-use crate::media::sysfs;
+use crate::system::device_node;
 use rustix::fd::OwnedFd;
-use rustix::fs::{CWD, FileType, Mode, OFlags, makedev, mknodat};
-use rustix::io::Errno;
+use rustix::fs::{FileType, Mode, OFlags};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -48,23 +47,7 @@ pub(super) fn make_missing_block(id: u32) -> Result<()> {
 }
 
 fn make_missing(path: &Path, sys: &Path, kind: FileType) -> Result<()> {
-    if path.exists() {
-        return Ok(());
-    }
-    let cannot = || format!("cannot make {}", path.display());
-    let number = fs::read_to_string(sys.join("dev")).context(cannot())?;
-    let (major, minor) = sysfs::numbers(number.trim()).ok_or(Errno::INVAL).context(cannot())?;
-    let mode = Mode::RUSR | Mode::WUSR;
-    match mknodat(CWD, path, kind, mode, makedev(major, minor)) {
-        Ok(()) | Err(Errno::EXIST) => Ok(()),
-        Err(e) => Err(e).context(cannot()),
-    }
-}
-
-/// Opens the block device exclusively; a mount or swap makes this fail at once.
-pub(super) fn claim(device: &Path) -> rustix::io::Result<OwnedFd> {
-    // Read-only: closing a descriptor that could write makes udev look at the device again.
-    rustix::fs::open(device, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::EXCL, Mode::empty())
+    device_node::make_missing(path, sys, kind, Mode::RUSR | Mode::WUSR)
 }
 
 /// Tunes the block device. Best effort: without one of the files the device is only slower. A write

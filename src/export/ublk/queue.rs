@@ -28,6 +28,10 @@ const OFFLOAD_DONE: u64 = u64::MAX - 1;
 /// while the rest is served.
 const ANSWER_AFTER: usize = 128 << 10;
 
+/// Finished reads and flushes of the offload pool are answered after this time at the latest,
+/// and the request that the queue's own thread is serving: a write of it may wait for a drive.
+const ANSWER_DONE_AFTER: Duration = Duration::from_micros(100);
+
 /// How long no request must come before a thread ends that leaves its device to the next server,
 /// and how long it waits for that at most.
 const QUIET: Duration = Duration::from_millis(3);
@@ -178,17 +182,11 @@ impl Queue {
 
     fn serve_batch(&mut self) {
         let arrived = Instant::now();
-        let mut served = 0;
-        // A client with one request at a time is served sooner without a hand-over.
-        let alone = self.offloaded == 0 && self.batch.len() == 1;
+        self.offload_reads(arrived);
+        let (mut served, mut looked) = (0, arrived);
         for at in 0..self.batch.len() {
             let tag = self.batch[at];
             let asked = Asked::of(&self.descriptors.get(tag));
-            if let (Asked::Read { .. }, Some(offload), false) = (asked, &self.offload, alone) {
-                offload.serve(tag, asked, arrived);
-                self.offloaded += 1;
-                continue;
-            }
             let result = self.slot.serve(tag, asked, arrived);
             match (asked, result) {
                 (Asked::Flush | Asked::Write { fua: true, .. }, 0..)
@@ -202,9 +200,45 @@ impl Queue {
                 served = 0;
                 self.hand_over();
             }
+            if self.offloaded > 0 && looked.elapsed() >= ANSWER_DONE_AFTER {
+                self.answer_meanwhile();
+                looked = Instant::now();
+            }
         }
         self.batch.clear();
         self.flush(arrived);
+    }
+
+    /// Gives the reads of the batch to the offload pool, if there is one. They go first, so that
+    /// none waits for a write of the batch.
+    fn offload_reads(&mut self, arrived: Instant) {
+        let Some(offload) = &self.offload else { return };
+        // A client with one request at a time is served sooner without a hand-over.
+        if self.offloaded == 0 && self.batch.len() == 1 {
+            return;
+        }
+        let (descriptors, offloaded) = (&self.descriptors, &mut self.offloaded);
+        self.batch.retain(|tag| {
+            let asked = Asked::of(&descriptors.get(*tag));
+            let is_read = matches!(asked, Asked::Read { .. });
+            if is_read {
+                offload.serve(*tag, asked, arrived);
+                *offloaded += 1;
+            }
+            !is_read
+        });
+    }
+
+    /// Answers what the offload pool has finished, in the middle of a batch.
+    fn answer_meanwhile(&mut self) {
+        if let Some(offload) = &self.offload {
+            // The poll of its event stays: what comes later completes it.
+            offload.collect(&mut self.done);
+        }
+        if !self.done.is_empty() {
+            self.answer_done();
+            self.hand_over();
+        }
     }
 
     /// Flushes once for all answers that wait for it. With an offload pool, answers that come

@@ -1,11 +1,12 @@
 //! Finding and removing the device of a daemon that is gone.
 //!
-//! Invariants: a device is ours if the driver has kept our mark for it; one that is mounted, or
-//! carries swap or another device, is taken away only by force; nothing waits without a bound.
+//! Invariants: a device is ours if the driver has kept our mark for it; one that a process serves,
+//! in whatever namespace, is not taken away; one that is mounted, or carries swap or another
+//! device, is taken away only by force; nothing waits without a bound.
 
-use super::abi::DeviceInfo;
+use super::abi::{self, DeviceInfo};
 use super::control::{self, Control, Failure};
-use super::{LIMIT, doctor, node};
+use super::{LIMIT, doctor, node, served};
 use crate::error::{Context, Error, Result};
 use crate::export::leftover::within;
 use crate::remedy;
@@ -14,6 +15,10 @@ use crate::system::{holders, loopdev};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+/// How long [`remove`] may take: all of its waits.
+pub(crate) const REMOVAL: Duration =
+    Duration::from_secs(served::GIVEN_BACK.as_secs() + 2 * LIMIT.as_secs() + 4);
 
 /// How long swap may take to end before its device is taken away by force.
 const SWAP_WAIT: Duration = Duration::from_secs(1);
@@ -45,7 +50,7 @@ pub(super) fn find_with(control: &mut Control, mark: u64) -> Option<(u32, Device
 /// The device is held, and the text says by what; or a process serves it.
 pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
     let mut control = Control::open().map_err(|e| doctor::refusal(&e))?;
-    let Some((id, info)) = find_with(&mut control, mark) else { return Ok(()) };
+    let Some((id, _)) = find_with(&mut control, mark) else { return Ok(()) };
     let shown = node::block(id);
     // A process in the middle of a request cannot release the device before that request fails.
     let held = holders::of_block_device(&shown);
@@ -53,19 +58,24 @@ pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
         // A holder that waits for a daemon that never comes cannot release it either.
         return Err(loopdev::in_use(&shown, holder).hint(remedy::HELD_UNSERVED));
     }
-    if is_served(&info) {
-        return Err(Error::busy(format!(
-            "{} is still served by process {}",
-            shown.display(),
-            info.server_pid
-        ))
-        .hint("end that first"));
-    }
+    served::until_left(&mut control, id, &|_| {})?;
     for swap in holders::swaps_on(&shown).iter().filter(|_| force) {
         end_swap(swap);
     }
     control.stop(id, LIMIT).context(format!("cannot stop {}", shown.display()))?;
     delete(&mut control, id, LIMIT)
+}
+
+/// Stops the device that has `mark` if its server ended without a next one: all requests fail. One
+/// that is held is left alone, and so is one that the kernel still takes for served, because
+/// stopping that waits for requests that may never be answered. Returns whether it was stopped.
+pub(crate) fn cut_off(mark: u64) -> bool {
+    let Ok(mut control) = Control::open() else { return false };
+    let Some((id, info)) = find_with(&mut control, mark) else { return false };
+    let held = holders::of_block_device(&node::block(id));
+    info.state == abi::STATE_QUIESCED
+        && holders::lasting(&held).is_none()
+        && control.stop(id, LIMIT).is_ok()
 }
 
 /// Ends swap on the device. This must begin before the device goes: afterwards `swapoff` could not
@@ -76,14 +86,6 @@ fn end_swap(shown: &Path) {
     let device = shown.to_owned();
     // The device goes even if this fails.
     let _ = within(SWAP_WAIT, move || usage::end(&usage, &device));
-}
-
-/// Whether the process that served the device has it open.
-fn is_served(info: &DeviceInfo) -> bool {
-    let node = format!("/dev/ublkc{}", info.id);
-    let fds = format!("/proc/{}/fd", info.server_pid);
-    let mut entries = std::fs::read_dir(fds).into_iter().flatten().flatten();
-    entries.any(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == Path::new(&node)))
 }
 
 /// Deletes a device that is stopped, and waits up to `limit` for it to be gone.

@@ -6,8 +6,9 @@
 use super::{backing_file, detach, held, is_attached, open, partitions, sys};
 use crate::error::{Context, Error, Result};
 use crate::media::ioctls::{self, LoopInfo};
+use crate::system::device_node;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -20,9 +21,6 @@ const LO_FLAGS_DIRECT_IO: u32 = 16;
 const FREE_WAIT: Duration = Duration::from_secs(5);
 /// Interval between attempts.
 const RETRY: Duration = Duration::from_millis(1);
-
-/// Major number of all loop devices (fixed: `LOOP_MAJOR`).
-const LOOP_MAJOR: u32 = 7;
 
 /// Opens `/dev/loop-control`, which makes and finds loop devices.
 pub(crate) fn open_control() -> rustix::io::Result<OwnedFd> {
@@ -61,23 +59,12 @@ pub(crate) fn attach(file: &Path, block_size: u32) -> Result<PathBuf> {
     }
 }
 
-/// The node of loop device `number`; made here if nothing else (devtmpfs, udev) makes it.
+/// The node of loop device `number`; made here if nothing else (devtmpfs, udev) makes it. With the
+/// module's `max_part`, its minor number is not `number`.
 fn node_of(number: u32) -> Result<PathBuf> {
     let path = PathBuf::from(format!("/dev/loop{number}"));
-    if !path.exists() {
-        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP;
-        let rdev = rustix::fs::makedev(LOOP_MAJOR, number);
-        match rustix::fs::mknodat(
-            rustix::fs::CWD,
-            &path,
-            rustix::fs::FileType::BlockDevice,
-            mode,
-            rdev,
-        ) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(e) => return Err(e).context(format!("cannot make {}", path.display())),
-        }
-    }
+    let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP;
+    device_node::make_missing(&path, &sys(&path), FileType::BlockDevice, mode)?;
     Ok(path)
 }
 

@@ -20,7 +20,7 @@ const PROGRAMS: &str = "\
     bcache-super-show blkdiscard blkid blockdev btrfs cryptsetup dd dmsetup dumpe2fs e2fsck fio \
     flock fsck.ext4 fstrim fusermount3 losetup lsblk lvm make-bcache mkfs.btrfs mkfs.ext4 \
     mkfs.xfs mkswap mount nbd-client prlimit resize2fs sha256sum split stress-ng swapoff swapon \
-    tar tune2fs umount wipefs xfs_repair";
+    tar tune2fs umount unshare wipefs xfs_repair";
 /// Modules that machines can load; their dependencies are included.
 const MODULES: &str = "\
     bcache brd btrfs dm-crypt dm-delay dm-flakey dm-log-writes dm-mod dm-writecache fuse loop \

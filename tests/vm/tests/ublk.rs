@@ -215,3 +215,85 @@ fn replaced(machine: &Machine) {
     );
     ok(machine, "ztier down u --discard");
 }
+
+/// A drive that does not answer while its device-mapper target is suspended.
+const HELD: &str = "modprobe dm-mod && dmsetup create held --table \
+     \"0 $(blockdev --getsz /disk/slow) linear $(readlink -f /disk/slow) 0\" && \
+     dmsetup mknodes && modprobe ublk_drv && \
+     ztier up u --backing /dev/mapper/held --export ublk && \
+     dd if=/dev/zero of=/dev/ztier/u bs=64k count=16 oflag=direct";
+
+#[test]
+fn a_daemon_that_goes_down_never_waits_for_itself() {
+    support::in_machines(|| {
+        let Some((lab, _turn)) = lab() else { return };
+        if !lab.image.has("dmsetup") {
+            println!("skipped: no dmsetup");
+            return;
+        }
+        let machine = setup(&lab).memory(768).disk("slow", 128 << 20).boot().unwrap();
+        ok(&machine, HELD);
+        // The flush before the end has a bound, and the device goes on afterwards.
+        ok(&machine, "dmsetup suspend --nolockfs --noflush held");
+        refused(&machine, "ztier down u --discard", "/dev/ublkb0 takes longer than 40 s");
+        ok(&machine, "dmsetup resume held");
+        ok(&machine, "dd if=/dev/zero of=/dev/ztier/u bs=64k count=16 oflag=direct conv=fsync");
+        // A daemon that is killed during that flush ends as soon as its drive answers.
+        ok(&machine, "dmsetup suspend --nolockfs --noflush held");
+        let down = machine.begin("ztier down u --discard").unwrap();
+        std::thread::sleep(Duration::from_secs(4));
+        let pid = ok(&machine, &format!("echo {PID}"));
+        let pid = pid.trim();
+        ok(&machine, &format!("kill -9 {pid} && dmsetup resume held"));
+        let ended = "n=0; while [ -d /proc/$pid ]; do n=$((n + 1)); [ $n -lt 100 ] || exit 1; \
+                     sleep 0.2; done";
+        ok(&machine, &format!("pid={pid}; {ended}"));
+        assert_ne!(down.wait(SOON).unwrap().status, 0);
+        ok(&machine, "ztier restart u && ztier down u && dmsetup remove held");
+        nothing_left(&machine);
+        machine.off().unwrap();
+    });
+}
+
+/// More random reads at once than a queue has tags, until it is ended or a read fails.
+const READS: &str = "echo reading; fio --name=r --filename=/dev/ztier/u --size=96M --bs=4k \
+     --ioengine=libaio --iodepth=256 --direct=1 --rw=randread --time_based --runtime=900 \
+     --output=/tmp/fio || { cat /tmp/fio; exit 1; }";
+
+/// The kernel gives back the requests of a queue without a free tag only when their time is over,
+/// and does nothing else with the device until then.
+#[test]
+fn a_daemon_that_is_killed_with_a_full_queue_is_followed() {
+    support::in_machines(|| {
+        let Some((lab, _turn)) = lab() else { return };
+        let setup = setup(&lab).memory(768).held_disk("slow", 128 << 20, 4 << 20, 50);
+        let machine = setup.disk("fast", 64 << 20).boot().unwrap();
+        ok(
+            &machine,
+            "modprobe ublk_drv && ztier up u --backing /disk/slow --log /disk/fast \
+             --segment 256K --export ublk --threads 2",
+        );
+        let reads = machine.begin(READS).unwrap();
+        reads.wait_for("reading", SOON).unwrap();
+        let full = "n=0; while sleep 0.2; do read n _ </sys/block/ublkb0/inflight; \
+                    [ $n -lt 128 ] || exit 0; done";
+        for n in 0..2 {
+            ok(&machine, full);
+            std::thread::sleep(Duration::from_secs(1));
+            let began = Instant::now();
+            machine.ok(&format!("kill -9 {PID} && ztier restart u"), SOON).unwrap();
+            println!("kill {n} with a full queue: served again in {:?}", began.elapsed());
+            assert!(!reads.ended(), "kill {n}: {}", reads.output());
+        }
+        // Nor does the end of the volume fail.
+        ok(&machine, full);
+        ok(&machine, &format!("kill -9 {PID}"));
+        let began = Instant::now();
+        ok(&machine, "ztier down u --discard");
+        println!("taken down in {:?}", began.elapsed());
+        assert_ne!(reads.wait(SOON).unwrap().status, 0);
+        assert_eq!(ok(&machine, "dmesg | grep 'blocked for more'; true"), "");
+        nothing_left(&machine);
+        machine.off().unwrap();
+    });
+}

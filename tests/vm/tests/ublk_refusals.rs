@@ -1,6 +1,6 @@
 //! The ublk export where a condition prevents it: what is refused, with which message, and that a
 //! refusal leaves everything as it was.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support;
 
@@ -196,6 +196,48 @@ fn by_force_a_dead_daemon_s_device_goes_whatever_holds_it() {
 
         // The same name is free again.
         ok(&machine, "ztier up u --size 64M --export ublk && ztier down u");
+        nothing_left(&machine);
+        machine.off().unwrap();
+    });
+}
+
+/// A script in another PID and mount namespace, with a run directory of its own and without the
+/// mount of the device, as in a second container.
+fn elsewhere(script: &str) -> String {
+    format!(
+        "unshare --pid --mount --fork --mount-proc sh -c \
+         'umount /mnt && mount -t tmpfs none /run/ztier && {script}'"
+    )
+}
+
+#[test]
+fn another_namespace_leaves_a_device_that_is_served() {
+    support::in_machines(|| {
+        let Some((lab, _turn)) = lab() else { return };
+        if !lab.image.has("unshare") {
+            println!("skipped: no unshare");
+            return;
+        }
+        let machine = setup(&lab).memory(768).boot().unwrap();
+        ok(
+            &machine,
+            "modprobe ublk_drv && ztier up u --size 64M --export ublk && \
+             mkfs.ext4 -q /dev/ztier/u && mount /dev/ztier/u /mnt && echo kept >/mnt/a && sync",
+        );
+        for command in [
+            "ztier up u --size 64M --export ublk",
+            "ztier down u",
+            "ztier down u --discard",
+            "ztier down u --discard --force",
+        ] {
+            refused(&machine, &elsewhere(command), "still served by process");
+        }
+        ok(&machine, "echo 3 >/proc/sys/vm/drop_caches && echo more >/mnt/b && sync");
+        assert_eq!(
+            ok(&machine, "cat /mnt/a /mnt/b; readlink /dev/ztier/u"),
+            "kept\nmore\n/dev/ublkb0\n"
+        );
+        ok(&machine, "umount /mnt && ztier down u --discard");
         nothing_left(&machine);
         machine.off().unwrap();
     });
