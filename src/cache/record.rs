@@ -132,7 +132,9 @@ pub fn encode(
             payload[..bytes.len()].copy_from_slice(bytes);
             (bytes.len(), if *coding == Coding::Raw { Kind::Raw } else { Kind::Lz4 })
         }
-        Given::Packed(PackedBlock { coding: Coding::Zstd | Coding::Cluster(_), .. }) => return None,
+        Given::Packed(PackedBlock { coding: Coding::Zstd | Coding::Cluster(_), .. }) => {
+            return None;
+        }
         Given::Packed(PackedBlock { coding, bytes }) => {
             let mut data = [0; BLOCK_SIZE];
             if !codec.decode(*coding, bytes, &mut data) {

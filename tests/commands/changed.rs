@@ -470,8 +470,7 @@ fn a_backing_store_that_was_resized_with_data_in_its_log_gets_its_size_back() {
         try_up(&place, &["--accept-changed-backing"]).refused(5, &says);
         file.set_len(16 * MIB).unwrap();
         // The kernel counts a file's resizing as a change.
-        let counted: &[&str] =
-            if is_counted(&place) { &["--accept-changed-backing"] } else { &[] };
+        let counted: &[&str] = if is_counted(&place) { &["--accept-changed-backing"] } else { &[] };
         up(&place, counted);
         check(&place, 1);
         place.sandbox.ztier(&["down", "vol", "--drain"]).ok();

@@ -76,9 +76,10 @@ impl Core {
         let dirty = self.map.iter().filter(|(_, place)| !self.is_clean_at(place)).count() as u64;
         let named = self.map.iter().filter(|(_, place)| !place.copy).count() as u64;
         let changes: u64 = self.segments.iter().map(|s| u64::from(s.changes)).sum();
-        let zeroed = self.holes.from(0).filter(|(.., hole)| {
-            hole.kind == Kind::Zeros && hole.segment >= self.written
-        });
+        let zeroed = self
+            .holes
+            .from(0)
+            .filter(|(.., hole)| hole.kind == Kind::Zeros && hole.segment >= self.written);
         let zeroed: u64 = zeroed.map(|(start, end, _)| end - start).sum();
         (dirty, named, zeroed) == (self.dirty, changes, self.holes.unwritten_blocks())
     }

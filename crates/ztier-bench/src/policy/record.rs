@@ -92,7 +92,7 @@ impl Work {
             std::fs::write("/proc/sys/vm/drop_caches", "3").context("cannot drop caches")?;
         }
         let group = Limit::new(self.memory_mib << 20)?;
-        let news = News::begin(served.path(), RING);
+        let news = News::begin(served.path(), RING, &|| false);
         let news = news.inspect_err(|e| warn(&format!("{}: no dropped pages: {e}", self.name)));
         let mut about = format!("{}; memory limited to {} MiB", self.about, self.memory_mib);
         following(news.ok(), &noting, &mut about, || {
