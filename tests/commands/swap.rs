@@ -686,7 +686,8 @@ fn only_swap_has_a_short_queue() {
     let bin = sandbox.path().join("bin");
     fs::create_dir(&bin).unwrap();
     let fails = bin.join("swapon");
-    let file = fs::OpenOptions::new().write(true).create(true).mode(0o755).open(&fails);
+    let file =
+        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o755).open(&fails);
     file.unwrap().write_all_at(b"#!/bin/sh\nexit 1\n", 0).unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let mut command = sandbox.command(&["up", &name, "--size", "64M", "--export", "fuse"]);
