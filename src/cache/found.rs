@@ -1,7 +1,7 @@
 //! What a lookup of a piece has found, as bits of its blocks.
 //!
-//! Invariant: a lookup changes nothing: copies that the page cache is to get are only noted, and go
-//! when the request has got all of its blocks.
+//! Invariant: a lookup drops no sound copy: those that the page cache is to get are only noted, and
+//! go when the request has all of its blocks.
 
 use super::numbers::{self, Numbers};
 use super::record::Header;

@@ -148,7 +148,7 @@ impl Running {
 
     /// The error of a drain that can't go on.
     fn undrained(&self, stats: &Stats, log: &LogStats, fails: bool) -> Error {
-        let (name, blocks) = (&self.served.name, log.blocks_dirty);
+        let (name, blocks) = (&self.served.name, log.left_bytes() / crate::BLOCK_SIZE as u64);
         if let Some(trouble) = stats.object.as_ref().and_then(|object| object.trouble.as_ref()) {
             let text = format!("volume `{name}` still has {blocks} blocks in its log: {trouble}");
             return Error::degraded(text)

@@ -89,7 +89,7 @@ impl Running {
     fn left_in_log(&self) -> Option<LeftInLog> {
         let log = self.stats().log.filter(|log| !log.clean)?;
         let plan = self.served.state.lock().plan.log.clone()?;
-        let bytes = log.blocks_dirty * crate::BLOCK_SIZE as u64;
+        let bytes = log.left_bytes();
         Some(LeftInLog { bytes, log: plan.log, backing: plan.backing })
     }
 

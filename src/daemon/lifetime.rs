@@ -19,7 +19,7 @@ use crate::control::{EventKind, Handler, Server};
 use crate::device::{Device, Serving};
 use crate::error::{Error, Result};
 use crate::escape::escape;
-use crate::export::Leftover;
+use crate::export::{Export, Leftover};
 use crate::patience::eventually;
 use crate::system::usage;
 use serde::{Deserialize, Serialize};
@@ -120,12 +120,7 @@ pub fn run(
     let (running, control) = match up {
         Ok(up) => up,
         Err(e) => {
-            if goes_on {
-                log::line("what the last daemon left is kept");
-            } else if let Err(left) = state::clean(lock, &files) {
-                // The first error is reported; what can't be removed stays in the state file.
-                log::line(&left.to_string());
-            }
+            not_up(goes_on, lock, &files);
             return Err(e);
         }
     };
@@ -148,6 +143,16 @@ pub fn run(
         }
     }
     Ok(end(running, presence, hook))
+}
+
+/// Removes what a volume that did not come up has, unless it is that of an earlier daemon.
+fn not_up(goes_on: bool, lock: Lock, files: &VolumeFiles) {
+    if goes_on {
+        log::line("what the last daemon left is kept");
+    } else if let Err(left) = state::clean(lock, files) {
+        // The first error is reported; what can't be removed stays in the state file.
+        log::line(&left.to_string());
+    }
 }
 
 /// Runs the program for events, if there is one. Without it, the volume goes on.
@@ -237,20 +242,8 @@ impl Bringing<'_> {
         };
         state.write(files)?;
         events::look_again(&state.plan);
-        let before: Vec<Leftover> =
-            state.leftovers.iter().filter(|l| l.exists()).cloned().collect();
         let device = Arc::clone(&volume) as Arc<dyn Device>;
-        let export = match serve::start(&state.plan, paths, device, &again, self.progress) {
-            Ok(export) => export,
-            Err(e) => {
-                // Older leftovers are not this daemon's, and may be the reason of the failure.
-                state.leftovers.retain(|left| again.contains(left) || !before.contains(left));
-                if let Err(second) = state.write(files) {
-                    log::line(&second.to_string());
-                }
-                return Err(e);
-            }
-        };
+        let export = export(&mut state, (paths, files), device, &again, self.progress)?;
         state.leftovers = with_control(export.leftovers());
         state.write(files)?;
         let unsafe_for_swap = self.unprepared.or(unlocked);
@@ -262,6 +255,24 @@ impl Bringing<'_> {
         let server = Server::start(&files.control, Arc::clone(&running) as Arc<dyn Handler>)?;
         Ok((running, server))
     }
+}
+
+/// Starts the export of a volume. If there can be none, its state file has what is left.
+fn export(
+    state: &mut State,
+    (paths, files): (&Paths, &VolumeFiles),
+    device: Arc<dyn Device>,
+    again: &[Leftover],
+    progress: &dyn Fn(&str),
+) -> Result<Box<dyn Export>> {
+    let before: Vec<Leftover> = state.leftovers.iter().filter(|l| l.exists()).cloned().collect();
+    serve::start(&state.plan, paths, device, again, progress).inspect_err(|_| {
+        // Older leftovers are not this daemon's, and may be the reason of the failure.
+        state.leftovers.retain(|left| again.contains(left) || !before.contains(left));
+        if let Err(second) = state.write(files) {
+            log::line(&second.to_string());
+        }
+    })
 }
 
 /// Waits until the daemon ends: by `down`, `restart` or a signal. On a signal, a device that can

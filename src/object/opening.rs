@@ -197,9 +197,13 @@ fn refuse_alive(store: &dyn Store, root: &Root, wanted: &Wanted<'_>) -> Result<(
         return Ok(());
     }
     match patiently(|| store.age(BEAT)) {
-        Ok(age) if age < ALIVE => {
-            Err(in_use(store, root, &format!("alive {} s ago", age.as_secs())))
-        }
+        Ok(age) if age < ALIVE => Err(Error::busy(format!(
+            "the volume in {} is in use by {}, alive {} s ago",
+            store.place(),
+            root.owner,
+            age.as_secs()
+        ))
+        .hint(remedy::OBJECT_IN_USE)),
         Ok(_) | Err(Failure::Missing) => Ok(()),
         Err(failure) => Err(Error::failure(failure.to_string())),
     }
@@ -209,7 +213,12 @@ fn refuse_alive(store: &dyn Store, root: &Root, wanted: &Wanted<'_>) -> Result<(
 /// since it was `found`, whose first sign of life comes after that; or has had it.
 fn refuse_changed(store: &dyn Store, found: &Root, now: &Root, wanted: &Wanted<'_>) -> Result<()> {
     if now.session != found.session && wanted.respects(now) {
-        return Err(in_use(store, now, "which took it over just now"));
+        return Err(Error::busy(format!(
+            "the volume in {} is in use by {}, which took it over just now",
+            store.place(),
+            now.owner
+        ))
+        .hint(remedy::OBJECT_IN_USE));
     }
     match wanted.after {
         Some(after) if after != session_name(&now.session) => {
@@ -218,11 +227,6 @@ fn refuse_changed(store: &dyn Store, found: &Root, now: &Root, wanted: &Wanted<'
         }
         _ => Ok(()),
     }
-}
-
-fn in_use(store: &dyn Store, root: &Root, since: &str) -> Error {
-    let text = format!("the volume in {} is in use by {}, {since}", store.place(), root.owner);
-    Error::busy(text).hint(remedy::OBJECT_IN_USE)
 }
 
 /// Whether a volume with this newest window may be taken over.

@@ -5,7 +5,8 @@
 //! one of two sets ordered by record, so the ranges of a segment are found without a scan of all
 //! others. Neighbouring ranges of one chunk and kind are one range: otherwise each of a million
 //! zeros that are written one after the other would take as much as a discard of them all. Such
-//! records have no order among themselves that matters. Blocks of zeroed ranges are counted by segment, until the segment is written back.
+//! records have no order among themselves that matters. Blocks of zeroed ranges are counted by
+//! segment, until the segment is written back.
 
 use crate::log::disk::format::{BLOCKS_MAX, Kind, SEGMENT_MAX};
 use crate::log::planted::visit;
