@@ -517,7 +517,7 @@ fn settings_are_put_back_also_after_a_swapoff_by_hand() {
     swapon(&sandbox, &name, &[]).ok();
     sandbox.ztier(&["swapoff", &name]).ok();
     assert_eq!(settings(), [2, 70]);
-    sandbox.ztier(&["down", &name]).ok();
+    sandbox.ztier(&["down", &name, "--discard"]).ok();
     drop(turn);
 }
 

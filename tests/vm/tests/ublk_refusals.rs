@@ -126,7 +126,7 @@ fn a_device_over_a_store_goes_on_only_over_what_it_had(machine: &Machine) {
     ok(machine, other);
     assert!(ok(machine, "ztier restart u").contains("has had the volume since"));
     assert_eq!(ok(machine, "umount /mnt && mount /dev/ztier/u /mnt && cat /mnt/a"), "logged\n");
-    ok(machine, "umount /mnt && ztier down u --drain && rm -r /srv /tmp/other /tmp/state");
+    ok(machine, "umount /mnt && ztier down u --drain && rm -rf /srv /tmp/other /tmp/state");
     nothing_left(machine);
 }
 
@@ -206,7 +206,7 @@ fn by_force_a_dead_daemon_s_device_goes_whatever_holds_it() {
 fn elsewhere(script: &str) -> String {
     format!(
         "unshare --pid --mount --fork --mount-proc sh -c \
-         'umount /mnt && mount -t tmpfs none /run/ztier && {script}'"
+         'umount /mnt && mount -t tmpfs -o mode=700 none /run/ztier && {script}'"
     )
 }
 
