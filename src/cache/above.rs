@@ -27,6 +27,9 @@ const NEW: u16 = PAST - 64;
 const AGAIN: u16 = 2;
 /// The most that a counter can have.
 const MOST: u16 = PAST + 64;
+/// Part of the machine's memory for which there are seals at most, in eighths: they are not spread
+/// evenly over their places.
+const EIGHTHS: u64 = 9;
 /// Most lost pages that may be asked for again and say nothing about a region.
 const LOST_MOST: u64 = 16 << 10;
 
@@ -37,6 +40,8 @@ pub struct Above {
     /// The limit that it was made for, in bytes.
     limit: u64,
     hints: Arc<Hints>,
+    /// Bytes for all seals.
+    seals: u64,
     /// Bytes of what brings dropped pages.
     beside: u64,
     regions: Vec<AtomicU16>,
@@ -70,10 +75,12 @@ impl Above {
     }
 
     fn with(key: [u64; 4], limit: u64, beside: u64) -> Self {
+        let seals = seals(limit, memory());
         Self {
             key,
             limit,
-            hints: Arc::new(Hints::with_room(seals(limit) / Seals::EACH * Hints::EACH)),
+            hints: Arc::new(Hints::with_room(seals / Seals::EACH * Hints::EACH)),
+            seals,
             beside,
             regions: (0..REGIONS).map(|_| AtomicU16::new(NEW)).collect(),
             lost: AtomicU64::new(0),
@@ -83,6 +90,11 @@ impl Above {
     /// Memory in bytes, without seals, once all hints are there.
     pub fn bytes(&self) -> u64 {
         self.hints.bytes() + size_of_val(&self.regions[..]) as u64 + self.beside
+    }
+
+    /// Bytes for all seals.
+    pub fn seals(&self) -> u64 {
+        self.seals
     }
 
     /// Which blocks may have a seal.
@@ -129,10 +141,18 @@ impl Above {
     }
 }
 
-/// Bytes for all seals of a cache with a limit of `limit` bytes; as many hints go with them.
-pub fn seals(limit: u64) -> u64 {
-    let each = Seals::EACH + Hints::EACH;
-    limit / PART / each * Seals::EACH
+/// Bytes for all seals of a cache with a limit of `limit` bytes, on a machine with `memory` bytes;
+/// as many hints go with them. The page cache has no more pages than there is memory.
+fn seals(limit: u64, memory: u64) -> u64 {
+    let fit = limit / PART / (Seals::EACH + Hints::EACH);
+    fit.min(memory / BLOCK_SIZE as u64 / 8 * EIGHTHS) * Seals::EACH
+}
+
+/// The machine's memory, in bytes.
+fn memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    #[allow(clippy::useless_conversion)] // the field is narrower on 32-bit machines
+    u64::from(info.totalram).saturating_mul(u64::from(info.mem_unit))
 }
 
 #[cfg(all(test, not(miri)))]
@@ -156,7 +176,18 @@ mod tests {
         assert_eq!(hints.blocks(above.seal(&content(99_999))).count(), 0);
         let other = Above::new(64 << 20, 0).unwrap();
         assert_ne!(above.seal(&content(1)), other.seal(&content(1)), "the key is random");
-        assert!(above.bytes() + seals(64 << 20) <= (64 << 20) / PART + 4 * REGIONS as u64);
+        assert!(above.bytes() + above.seals() <= (64 << 20) / PART + 4 * REGIONS as u64);
+    }
+
+    #[test]
+    fn there_are_no_more_seals_than_pages_fit_above() {
+        let count = |limit: u64, memory: u64| seals(limit, memory) / Seals::EACH;
+        let gib = 1u64 << 30;
+        assert_eq!(count(gib, gib), gib / 4096 / 8 * 9);
+        assert_eq!(count(gib / 2, gib), gib / 4096 / 8 * 9, "the limit has room for more");
+        let least = count(gib / 10, gib);
+        assert!(least < gib / 4096 && least == count(gib / 10, 64 * gib));
+        assert!(memory() > 1 << 24);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! that there is of a block; a write keeps copies after the drive has taken it, and drops the old
 //! ones before it begins. No thread holds a shard's lock while the drive works, or two of them.
 
-use super::above::{self, Above};
+use super::above::Above;
 use super::ahead::Ahead;
 use super::flights::GROUP;
 use super::found::{Found, Hits};
@@ -51,6 +51,8 @@ pub struct Cached {
     contexts: IoContexts,
     /// Bytes of an I/O context.
     context_bytes: u64,
+    /// Processors that this process may use.
+    processors: u64,
     keeps_writes: bool,
     limit: AtomicU64,
     /// Copies that were evicted up to the last change of the limit.
@@ -111,6 +113,7 @@ impl Cached {
             shards: (0..shards).map(shard).collect(),
             contexts: IoContexts::default(),
             context_bytes,
+            processors: std::thread::available_parallelism().map_or(1, usize::from) as u64,
             keeps_writes: places(false) || places(true),
             limit: AtomicU64::new(0),
             evicted_before: AtomicU64::new(0),
@@ -161,16 +164,16 @@ impl Cached {
         }
         let shards = self.shards.len() as u64;
         let beside = fixed_bytes(shards) + above.as_ref().map_or(0, |above| above.bytes());
-        // A page cache reads ahead by itself.
-        let share = share(bytes, (shards, beside), self.context_bytes, above.is_none());
-        let seals = above::seals(bytes) / shards;
+        let processors = above.as_ref().map(|_| self.processors);
+        let share = share(bytes, (shards, beside), self.context_bytes, processors);
         self.limit.store(bytes, Ordering::Relaxed);
         self.contexts.limit(share.most);
         let mut evicted = 0;
         for shard in &self.shards {
             let mut shard = shard.lock();
             if !stays {
-                let seals = above.as_ref().map(|above| Seals::with_room(seals, above.hints()));
+                let room = |above: &Arc<Above>| above.seals() / shards;
+                let seals = above.as_ref().map(|it| Seals::with_room(room(it), it.hints()));
                 shard.follow(seals);
             }
             shard.set_limit(share.shard);
@@ -458,7 +461,7 @@ impl Cached {
         (came, hits): (Came, Hits),
         given: impl Fn(usize) -> Given<'a>,
     ) {
-        let Some(io) = io else { return self.end(id, piece) };
+        let Some(io) = io.filter(|_| wanted != 0) else { return self.end(id, piece) };
         let above = self.above();
         let is_above = !matches!(came, Came::Ahead | Came::Dropped);
         // What the page cache has needs no copy here.
@@ -494,12 +497,14 @@ impl Cached {
                 }
                 shard.seal(key, *seal, Known { above: is_above, given: hits.times(*at) });
             }
+            if left == 0 {
+                shard.end(id, piece.first);
+            }
             drop(shard);
             let noted =
                 above.iter().flat_map(|above| io.seals().iter().map(move |one| (above, one)));
             noted.for_each(|(above, (at, seal))| above.hints().note(*seal, piece.first + at));
         }
-        self.end(id, piece);
     }
 
     fn end(&self, id: u64, piece: &Piece) {
@@ -531,9 +536,12 @@ impl Cached {
             begun.add(at, found.begun);
             hits.iter_mut().zip(found.hits.bits()).for_each(|(set, bits)| set.add(at, bits));
         }
-        self.contexts.give(io);
         let (ahead, ticket) = self.see(first, count, missed.has(blocks.len() - 1));
         let misses = missed.len();
+        let mut io = Some(io);
+        if misses > 0 || begun.len() == 0 {
+            io.take().into_iter().for_each(|io| self.contexts.give(io));
+        }
         if begun.len() + misses == 0 {
             return Ok(false);
         }
@@ -546,7 +554,8 @@ impl Cached {
         if misses > 0 {
             self.missed_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         }
-        let mut io = if fetched.is_ok() { self.contexts.take() } else { None };
+        // A request without a miss still has its own.
+        let mut io = io.or_else(|| fetched.ok().and_then(|()| self.contexts.take()));
         for piece in self.shard_map.pieces(range) {
             let at = (piece.first - first) as usize;
             let wanted = begun.bits(at, piece.count);

@@ -13,6 +13,9 @@ pub const RAM_LIMIT_MIN: u64 = 1 << 20;
 /// Most I/O contexts: requests that can compute at the same time. None has one while it waits for
 /// the drive.
 const CONTEXTS_MAX: u64 = 16;
+/// The same below a page cache that is followed, beside one a processor: for requests whose thread
+/// had to give way. What more of them would take is worth more as copies.
+const CONTEXTS_SPARE: u64 = 2;
 /// One in this many bytes of the limit may be taken by all contexts, and by one readahead window.
 const CONTEXTS_PART: u64 = 8;
 const AHEAD_PART: u64 = 32;
@@ -31,22 +34,24 @@ pub struct Share {
     pub shard: u64,
 }
 
-/// Divides `limit` among `shards`; `beside` has bytes that no shard counts. There are few windows
-/// for readahead unless the cache `reads_ahead`.
+/// Divides `limit` among `shards`; `beside` has bytes that no shard counts. Below a page cache that
+/// is followed, on a machine with that many `processors`, there are no windows for readahead: it
+/// reads ahead by itself.
 pub fn share(
     limit: u64,
     (shards, beside): (u64, u64),
     context_bytes: u64,
-    reads_ahead: bool,
+    processors: Option<u64>,
 ) -> Share {
     if limit == 0 {
         return Share { most: Most::default(), shard: 0 };
     }
     let window = (limit / AHEAD_PART).min(AHEAD_MAX) / BLOCK * BLOCK;
-    let most = if reads_ahead { AHEADS.1 } else { AHEADS.0 };
-    let windows = (limit / AHEADS_PART / window.max(1)).clamp(AHEADS.0, most) as usize;
-    let (windows, window) = if window < AHEAD_MIN { (0, 0) } else { (windows, window as usize) };
-    let contexts = (limit / CONTEXTS_PART / context_bytes).clamp(1, CONTEXTS_MAX) as usize;
+    let windows = (limit / AHEADS_PART / window.max(1)).clamp(AHEADS.0, AHEADS.1) as usize;
+    let none = processors.is_some() || window < AHEAD_MIN;
+    let (windows, window) = if none { (0, 0) } else { (windows, window as usize) };
+    let most = processors.map_or(CONTEXTS_MAX, |count| CONTEXTS_MAX.min(count + CONTEXTS_SPARE));
+    let contexts = (limit / CONTEXTS_PART / context_bytes).clamp(1, most) as usize;
     let most = Most { contexts, windows, window };
     let fixed = most.bytes(context_bytes) + beside;
     Share { most, shard: limit.saturating_sub(fixed) / shards }
@@ -62,4 +67,26 @@ pub fn check_limit(bytes: u64) -> Result<()> {
     }
     Err(Error::usage(format!("ram-limit {bytes} is too little for a cache"))
         .hint("give at least 1M, or 0 for none"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn below_a_page_cache_that_is_followed_more_is_left_for_copies() {
+        let parts = |limit, processors| {
+            let Share { most, shard } = share(limit, (1, 1000), 84_000, processors);
+            assert!(most.bytes(84_000) + shard + 1000 <= limit);
+            (most.contexts, most.windows, most.window as u64)
+        };
+        assert_eq!(parts(64 * MIB, None), (16, 4, MIB));
+        assert_eq!(parts(64 * MIB, Some(2)), (4, 0, 0));
+        assert_eq!(parts(64 * MIB, Some(64)), (16, 0, 0));
+        // Few contexts fit into a low limit anyway, and no window.
+        assert_eq!(parts(2 * MIB, None), (3, 0, 0));
+        assert_eq!(parts(2 * MIB, Some(4)), (3, 0, 0));
+    }
 }

@@ -239,21 +239,31 @@ impl Segments {
     }
 
     /// Of all runs of `count` closed segments of a queue that fit into one less, the live bytes and
-    /// the begin of the one with the fewest.
+    /// the begin of the one with the fewest; of equal ones, the oldest. Each step adds a segment to
+    /// the sums of the run and takes one away: requests wait for this.
     fn least_run(&self, queue: Queue, count: usize) -> Option<(usize, usize)> {
         let ids = &self.queues[queue as usize];
         let closed = ids.len().saturating_sub(usize::from(self.open[queue as usize].is_some()));
         let part = |at: usize| self.all[ids[at] as usize].as_ref();
-        let run = |first: usize| {
-            let parts = || (first..first + count).filter_map(part);
-            let live: usize = parts().map(|part| part.live_bytes).sum();
-            let records: usize = parts().map(|part| part.live as usize).sum();
-            let room: usize = parts().take(count - 1).map(Segment::len).sum();
-            // At the end of each but the last, half a record finds no room, on average.
-            let waste = (count - 2) * live / (2 * records).max(1);
-            (live + waste <= room).then_some((live, first))
-        };
-        (0..(closed + 1).saturating_sub(count)).filter_map(run).min()
+        let (mut live, mut records, mut room) = (0, 0, 0);
+        let mut least: Option<(usize, usize)> = None;
+        for (last, ending) in (0..closed).map(|at| (at, part(at))) {
+            live += ending.map_or(0, |part| part.live_bytes);
+            records += ending.map_or(0, |part| part.live as usize);
+            if let Some(first) = (last + 1).checked_sub(count) {
+                // At the end of each but the last, half a record finds no room, on average.
+                let waste = (count - 2) * live / (2 * records).max(1);
+                if live + waste <= room && least.is_none_or(|(fewest, _)| live < fewest) {
+                    least = Some((live, first));
+                }
+                let beginning = part(first);
+                live -= beginning.map_or(0, |part| part.live_bytes);
+                records -= beginning.map_or(0, |part| part.live as usize);
+                room -= beginning.map_or(0, Segment::len);
+            }
+            room += ending.map_or(0, Segment::len);
+        }
+        least
     }
 
     /// Puts a segment back that kept its place.
@@ -295,5 +305,67 @@ impl Segments {
         agrees.then_some(()).ok_or_else(|| {
             format!("segments: {found}, counted {} {} {live_records}", self.in_use, self.used)
         })
+    }
+}
+
+#[cfg(all(test, not(miri), not(shuttle)))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::table::SEGMENT_MAX;
+    use super::*;
+    use crate::media::Pool;
+
+    /// As [`Segments::least_run`], by looking at each run anew.
+    fn least_run(segments: &Segments, queue: Queue, count: usize) -> Option<(usize, usize)> {
+        let ids = &segments.queues[queue as usize];
+        let closed = ids.len() - usize::from(segments.open[queue as usize].is_some());
+        let run = |first: usize| {
+            let part = |at: usize| segments.all[ids[at] as usize].as_ref().unwrap();
+            let parts = || (first..first + count).map(part);
+            let live: usize = parts().map(|part| part.live_bytes).sum();
+            let records: usize = parts().map(|part| part.live as usize).sum();
+            let room: usize = parts().take(count - 1).map(Segment::len).sum();
+            let waste = (count - 2) * live / (2 * records).max(1);
+            (live + waste <= room).then_some((live, first))
+        };
+        (0..(closed + 1).saturating_sub(count)).filter_map(run).min()
+    }
+
+    #[test]
+    fn the_run_with_the_fewest_bytes_is_found() {
+        let pool = Pool::new("test", 64, SEGMENT_MAX).unwrap();
+        let mut x = 1u64;
+        let mut random = |most: usize| {
+            x = x.wrapping_mul(0x5851_f42d_4c95_7f2d).rotate_left(23) + 1;
+            (x >> 32) as usize % most
+        };
+        let (mut found, mut none) = (0, 0);
+        for round in 0..300 {
+            let mut segments = Segments::new(SEGMENT_MAX);
+            // Few values, so that runs are alike; or nearly full ones.
+            let (count, step) = (random(30), [1, 100, SEGMENT_MAX / 8][round % 3]);
+            for _ in 0..count {
+                let len = SEGMENT_MAX >> random(3);
+                let queue = [Queue::Probation, Queue::Main][random(2)];
+                assert!(segments.open(queue, pool.take(len).unwrap()));
+                let id = segments.open[queue as usize].unwrap();
+                let segment = segments.all[id as usize].as_mut().unwrap();
+                let part = 1 + random(20);
+                let dead = random(len / part);
+                segment.live_bytes = (len - dead) / step * step;
+                segment.live = (segment.live_bytes / (32 + random(4000))) as u32;
+                if random(4) == 0 {
+                    segments.open[queue as usize] = None;
+                }
+            }
+            for queue in [Queue::Probation, Queue::Main] {
+                for count in 2..=run::MOST {
+                    let expected = least_run(&segments, queue, count);
+                    assert_eq!(segments.least_run(queue, count), expected, "{round} {count}");
+                    *if expected.is_some() { &mut found } else { &mut none } += 1;
+                }
+            }
+        }
+        assert!(found > 500 && none > 500, "{found} {none}");
     }
 }
