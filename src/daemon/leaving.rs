@@ -183,6 +183,12 @@ impl Running {
         }
         // No daemon finds what a store has not got, also by force.
         if unsent::store(&*self.served.volume).is_some() {
+            // A flush would fail later than the caller waits.
+            let lacking = unsent::lacking(&*self.served.volume);
+            if let Some(why) = lacking.and_then(|store| store.trouble) {
+                let text = format!("the store has not got all that was written: {why}");
+                return Err(Error::would_lose(text).hint(remedy::NOT_SENT));
+            }
             self.flush().map_err(|e| e.hint(remedy::NOT_SENT))?;
         } else if !force {
             self.flush().map_err(|e| e.hint(remedy::NOT_DURABLE_YET))?;
@@ -340,7 +346,7 @@ impl Running {
     /// holder.
     pub(super) fn end_by_signal(&self) -> Result<()> {
         let _turn = self.phase.begin(Change::Signal)?;
-        self.unsent.refuse(&self.served.volume)?;
+        self.unsent.refuse(&self.served.volume, self.waits_for_next())?;
         if self.waits_for_next() {
             self.secure()?;
             return self.leave(End::Left);

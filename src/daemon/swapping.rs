@@ -201,8 +201,10 @@ impl Running {
     /// swap by hand, and have made a file system there.
     pub(super) fn holds_only_swap(&self) -> bool {
         let is_planned = matches!(self.served.usage(), Some(Usage::Swap { .. }));
-        let other = |device: PathBuf| self.other_than_swap(&device);
-        is_planned && self.served.device().and_then(other).is_ok_and(|other| other.is_none())
+        // Not by the export's lock, which a change of sizes holds for long.
+        let device = self.served.endpoints().into_iter().next().map(PathBuf::from);
+        let only = |device: PathBuf| self.other_than_swap(&device).is_ok_and(|it| it.is_none());
+        is_planned && device.is_some_and(only)
     }
 }
 

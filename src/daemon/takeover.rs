@@ -23,6 +23,8 @@ pub(super) struct Inherited {
     state: Option<State>,
     /// Why a device that waits can't go on.
     stale: Option<String>,
+    /// The session that had the volume in its store last.
+    session: Option<String>,
 }
 
 impl Inherited {
@@ -33,7 +35,7 @@ impl Inherited {
     pub fn find(files: &VolumeFiles, name: &str) -> Result<Self> {
         let kept = Kept::find(&files.keep)?;
         let Some(found) = &kept else {
-            return Ok(Self { kept, state: State::read(files)?, stale: None });
+            return Ok(Self { kept, state: State::read(files)?, stale: None, session: None });
         };
         let refuse = |why: String| {
             Err(Error::would_lose(format!("the memory that was kept for volume `{name}` {why}"))
@@ -51,7 +53,7 @@ impl Inherited {
             return refuse(format!("is that of volume `{volume}`"));
         }
         match State::read(files) {
-            Ok(Some(state)) => Ok(Self { kept, state: Some(state), stale: None }),
+            Ok(Some(state)) => Ok(Self { kept, state: Some(state), stale: None, session: None }),
             Ok(None) => refuse(format!("has no {} beside it", files.state.display())),
             Err(e) => refuse(format!("can't be used: {e}")),
         }
@@ -71,19 +73,16 @@ impl Inherited {
         };
         let place = state.plan.backing_store();
         let Some(last) = place.map(last_session).transpose()?.flatten() else { return Ok(()) };
-        let is_ours = match &state.session {
-            Some(session) => *session == last.session,
-            // Earlier versions did not note it.
-            None => last.owner == owner,
-        };
-        self.stale = why_stale(&last, is_ours, state.plan.log.is_some());
+        let is_ours = last.owner == owner;
+        let noted = state.session.as_ref().map(|noted| *noted == last.session);
+        self.stale = why_stale(&last, (is_ours, noted), state.plan.log.is_some());
+        self.session = Some(last.session);
         Ok(())
     }
 
     /// The session that must have had the volume last, for a device that goes on.
     pub fn session(&self, plan: &Plan) -> Option<String> {
-        let state = self.state.as_ref().filter(|_| !self.taken_up(plan).is_empty());
-        state.and_then(|state| state.session.clone())
+        self.session.clone().filter(|_| !self.taken_up(plan).is_empty())
     }
 
     /// Whether there was no earlier daemon, or it took its volume down.
@@ -236,12 +235,19 @@ impl Inherited {
     }
 }
 
-/// Why a device that waits can't go on over a store whose volume was owned like this last.
-fn why_stale(last: &LastSession, is_ours: bool, logs: bool) -> Option<String> {
-    if !is_ours {
+/// Why a device that waits can't go on over a store whose volume was owned like this last. Whether
+/// that was this owner, and whether the state file names the session: earlier versions noted none;
+/// and a daemon that took the store over, and failed before it noted that, had found the device
+/// good and has served nothing.
+fn why_stale(
+    last: &LastSession,
+    (is_ours, noted): (bool, Option<bool>),
+    logs: bool,
+) -> Option<String> {
+    if !is_ours && noted != Some(true) {
         return Some(format!("{} has had the volume since", last.owner));
     }
-    let lacks = !logs && !last.ended;
+    let lacks = !logs && !last.ended && noted != Some(false);
     lacks.then(|| "its daemon died with writes that the store may lack".to_owned())
 }
 
@@ -252,14 +258,26 @@ mod tests {
     #[test]
     fn a_device_goes_on_only_over_what_its_users_saw_last() {
         let last = |ended| LastSession { session: String::new(), owner: "other".into(), ended };
-        for (ended, is_ours, logs, expected) in [
-            (true, true, false, None),
-            (false, true, true, None),
-            (false, true, false, Some("its daemon died with writes that the store may lack")),
-            (true, false, false, Some("other has had the volume since")),
-            (true, false, true, Some("other has had the volume since")),
+        let (died, other) = (
+            Some("its daemon died with writes that the store may lack"),
+            Some("other has had the volume since"),
+        );
+        for (ended, whose, logs, expected) in [
+            (true, (true, Some(true)), false, None),
+            (false, (true, Some(true)), true, None),
+            (false, (true, Some(true)), false, died),
+            (true, (false, Some(false)), false, other),
+            (true, (false, Some(false)), true, other),
+            (true, (false, None), true, other),
+            // The host has another name by now.
+            (true, (false, Some(true)), true, None),
+            // A daemon of this owner that failed before it served anything.
+            (false, (true, Some(false)), false, None),
+            // An earlier version.
+            (false, (true, None), false, died),
+            (true, (true, None), false, None),
         ] {
-            assert_eq!(why_stale(&last(ended), is_ours, logs).as_deref(), expected);
+            assert_eq!(why_stale(&last(ended), whose, logs).as_deref(), expected, "{whose:?}");
         }
     }
 }

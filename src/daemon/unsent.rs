@@ -29,14 +29,16 @@ pub(super) struct Unsent {
 }
 
 impl Unsent {
-    /// Refuses as long as the store of `volume` lacks something that was written.
+    /// Refuses as long as the store of `volume` lacks something that was written. Of a device that
+    /// `goes_on` being written to, until a flush has shown that the store works: the caller flushes
+    /// the rest.
     ///
     /// # Errors
     /// It does.
-    pub fn refuse(&self, volume: &Arc<dyn Serving>) -> Result<()> {
+    pub fn refuse(&self, volume: &Arc<dyn Serving>, goes_on: bool) -> Result<()> {
         let Some(place) = store(&**volume).map(|store| store.place) else { return Ok(()) };
         let until = Instant::now() + PATIENCE;
-        let mut earlier = self.under_way.lock().take();
+        let (mut earlier, mut works) = (self.under_way.lock().take(), false);
         loop {
             let covers_all = earlier.is_none();
             let flush = match earlier.take() {
@@ -45,7 +47,8 @@ impl Unsent {
             };
             if let Err(e) = wait(&**volume, &place, &flush, until) {
                 *self.under_way.lock() = Some(flush);
-                return Err(e);
+                let fails = lacking(&**volume).is_some_and(|store| store.trouble.is_some());
+                return if goes_on && works && !fails { Ok(()) } else { Err(e) };
             }
             let done = flush.join().map_err(|_| Error::failure("a flush has panicked"))?;
             done.context(format!("{place} does not take what was written"))
@@ -53,6 +56,7 @@ impl Unsent {
             if covers_all {
                 return Ok(());
             }
+            works = true;
         }
     }
 }

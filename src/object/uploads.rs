@@ -9,7 +9,7 @@ use super::counted::Counted;
 use super::format::{Identity, OFFSET_BITS, Object, Part, Seed, Session, check_of};
 use super::index::place;
 use super::issuer::{Taken, judge};
-use super::opening::{Opened, root_of, session_name};
+use super::opening::{Opened, patiently, root_of, session_name};
 use super::root::Root;
 use super::state::State;
 use super::store::{BEAT, Failure, ROOT, Store, Trouble, slot};
@@ -141,11 +141,12 @@ impl Shared {
         }
     }
 
-    /// Tells the store that this owner has ended. Best effort: without it, the next owner waits
-    /// until there were no signs of life for a while.
+    /// Tells the store that this owner has ended in order. Best effort: without it, another host
+    /// waits until there were no signs of life for a while, and the next daemon here does not let a
+    /// device go on.
     pub fn give_up(&self) {
         if !self.is_over() {
-            let _ = self.change(What::End);
+            let _ = patiently(|| self.change(What::End));
         }
     }
 
