@@ -130,7 +130,9 @@ impl Down {
         if !self.force && process.condition() != Condition::Dying {
             return Err(silent::refusal(&files, &process));
         }
-        silent::end(&files, &process, &output::remark)?;
+        // Users of a device that waits for its next daemon are cut off only if none is to come.
+        let cuts = self.discard || !Kept::is_there(&files.keep);
+        silent::end(&files, &process, cuts, &output::remark)?;
         self.end_dead(paths, state)
     }
 

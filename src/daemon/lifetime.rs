@@ -100,7 +100,7 @@ pub fn run(
     inherited.compare_store(&making::owner(&plan.name, paths))?;
     let goes_on = inherited.goes_on();
     let (plan, mut notes) = inherited.fit(plan);
-    let removed = inherited.clean(&files, &plan)?;
+    let removed = inherited.clean(&files, &plan, progress)?;
     let name = plan.name.clone();
     if plan.job.is_some() {
         notes.extend(

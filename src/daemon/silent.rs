@@ -86,12 +86,17 @@ pub fn refusal(files: &VolumeFiles, process: &Process) -> Error {
 }
 
 /// Ends a daemon that does not answer: kills it, and aborts requests to its own device if it waits
-/// for them in the kernel. `progress` is called with what was done. The leftovers are those of a
-/// daemon that died.
+/// for them in the kernel; to a device that waits for its next daemon only if this `cuts` its users
+/// off. `progress` is called with what was done. The leftovers are those of a daemon that died.
 ///
 /// # Errors
 /// The process does not end.
-pub fn end(files: &VolumeFiles, process: &Process, progress: &dyn Fn(&str)) -> Result<()> {
+pub fn end(
+    files: &VolumeFiles,
+    process: &Process,
+    cuts: bool,
+    progress: &dyn Fn(&str),
+) -> Result<()> {
     let (name, pid) = (&files.name, process.pid());
     if process.condition() != Condition::Dying {
         process.signal(Signal::KILL);
@@ -103,7 +108,8 @@ pub fn end(files: &VolumeFiles, process: &Process, progress: &dyn Fn(&str)) -> R
     let mut told = false;
     for _ in 0..DYING_AT_MOST {
         // The kernel may take a while to see that a ublk device has lost its server.
-        let cut = serve::traces(files).iter().find_map(Leftover::abort);
+        let may = |left: &&Leftover| cuts || !left.waits();
+        let cut = serve::traces(files).iter().filter(may).find_map(Leftover::abort);
         if let Some(what) = cut.filter(|_| !told) {
             told = true;
             progress(&format!(

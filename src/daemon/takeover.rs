@@ -16,6 +16,10 @@ use crate::error::{Context, Error, Result};
 use crate::export::Leftover;
 use crate::media::Memory;
 use crate::remedy;
+use std::time::{Duration, Instant};
+
+/// Interval between looks at work under way.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// What an earlier daemon left.
 pub(super) struct Inherited {
@@ -200,11 +204,18 @@ impl Inherited {
     ///
     /// # Errors
     /// A leftover is held or can't be removed.
-    pub fn clean(&self, files: &VolumeFiles, plan: &Plan) -> Result<Vec<String>> {
+    pub fn clean(
+        &self,
+        files: &VolumeFiles,
+        plan: &Plan,
+        progress: &dyn Fn(&str),
+    ) -> Result<Vec<String>> {
         let again = self.taken_up(plan);
         // Its users get errors, and know that they have to begin anew.
         let force = self.stale.is_some();
-        let removed = state::remove_leftovers(files, |left| !again.contains(left), force);
+        let removed = telling(progress, || {
+            state::remove_leftovers(files, |left| !again.contains(left), force)
+        });
         removed.context("an earlier daemon of this volume left something behind")
     }
 
@@ -233,6 +244,23 @@ impl Inherited {
             Kept::fresh(manifest, memory)
         })
     }
+}
+
+/// Does `work`, and calls `progress` now and then: the kernel may take a minute to give back a ublk
+/// device whose daemon died, and the process that started this one waits less without a word.
+fn telling<T: Send>(progress: &dyn Fn(&str), work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let (work, begun, mut told) = (scope.spawn(work), Instant::now(), 0);
+        while !work.is_finished() {
+            std::thread::sleep(LOOK);
+            let seconds = begun.elapsed().as_secs();
+            if seconds > told {
+                told = seconds;
+                progress(&format!("removing what an earlier daemon left, {seconds} s"));
+            }
+        }
+        work.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 /// Why a device that waits can't go on over a store whose volume was owned like this last. Whether

@@ -162,7 +162,12 @@ enum Answer {
 /// Runs `task` in a helper process.
 fn delegate(program: &Path, task: &Task) -> Result<String> {
     let (mut child, text) = ask(program, task, Stdio::null())?;
-    let status = child.wait().context(task.cannot_start())?;
+    // It has answered, or ended.
+    let ended = eventually(TO_GIVE_UP, LOOK, || !matches!(child.try_wait(), Ok(None)));
+    let status = child.try_wait().ok().flatten().map_or("no exit".into(), |it| it.to_string());
+    if !ended {
+        end(child);
+    }
     answer_in(&text).unwrap_or_else(|| {
         Err(Error::failure(format!("{}: it ended by {status}", task.cannot_start())))
     })

@@ -23,9 +23,6 @@ use std::time::Duration;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
-/// Milliseconds in which a TCP client must acknowledge what was sent to it: as long as keepalive
-/// takes to find out that an idle client is gone.
-const UNACKNOWLEDGED_MAX: u32 = 120_000;
 /// The first descriptor that a service manager hands over.
 const INHERITED_FIRST: i32 = 3;
 /// Most descriptors that are taken over.
@@ -98,9 +95,6 @@ impl Listener {
             let _ = sockopt::set_tcp_keepidle(&socket, Duration::from_secs(60));
             let _ = sockopt::set_tcp_keepintvl(&socket, Duration::from_secs(15));
             let _ = sockopt::set_tcp_keepcnt(&socket, 4);
-            // There is no keepalive while a reply is unsent: the kernel would send that again for a
-            // quarter of an hour, and a volume with a client is not taken down.
-            let _ = sockopt::set_tcp_user_timeout(&socket, UNACKNOWLEDGED_MAX);
         } else {
             // Large replies then leave in few pieces. The system may grant less.
             let _ = sockopt::set_socket_send_buffer_size(&socket, 1 << 20);
@@ -337,7 +331,6 @@ fn inherited_address(fd: &OwnedFd) -> Address {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::patience::eventually;
     use std::os::fd::AsRawFd;
 
     #[test]
@@ -352,22 +345,6 @@ mod tests {
         assert!(refused.contains("was not handed over") && refused.contains("LISTEN_FDS"));
         assert!(check(RawFd::MAX).is_err(), "nothing is open there");
         file.metadata().unwrap();
-    }
-
-    #[test]
-    fn a_client_that_vanishes_is_given_up_after_two_minutes() {
-        let address = "127.0.0.1:0".parse().unwrap();
-        let listeners = Listener::open(&Listen::Tcp(address)).unwrap();
-        let Address::Tcp(address) = listeners[0].address else { panic!("not by TCP") };
-        let _client = std::net::TcpStream::connect(address).unwrap();
-        let mut accepted = None;
-        assert!(eventually(Duration::from_secs(20), Duration::from_millis(1), || {
-            accepted = listeners[0].accept().unwrap();
-            accepted.is_some()
-        }));
-        let socket = accepted.unwrap();
-        assert_eq!(sockopt::tcp_user_timeout(&socket).unwrap(), 120_000);
-        assert!(sockopt::socket_keepalive(&socket).unwrap());
     }
 
     /// A server that ends, or `ztier down`, removes its socket without the lock.
