@@ -36,8 +36,8 @@ const LOOK: Duration = Duration::from_millis(500);
 const READ_MAX: u64 = 1 << 20;
 /// How long the end of a drive waits for its store.
 const LAST: Duration = Duration::from_secs(5);
-/// How long it then tries to say that it has ended in order.
-const LAST_WORD: Duration = Duration::from_secs(20);
+/// How long it then tries to say that it has ended in order, without a log.
+const LAST_WORD: Duration = Duration::from_secs(10);
 
 /// See the module.
 pub struct ObjectDrive {
@@ -362,9 +362,8 @@ impl Drive for ObjectDrive {
         let flushed = if of_log { Ok(()) } else { self.flush() };
         self.end(self.threads.lock().drain(..));
         flushed?;
-        // The threads may have used up the time.
-        self.shared.store.hurry(LAST_WORD);
-        self.shared.give_up();
+        // The store has just answered, but the threads may have used up the time.
+        self.shared.give_up(if of_log { Duration::ZERO } else { LAST_WORD });
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use super::counted::Counted;
 use super::format::{Identity, OFFSET_BITS, Object, Part, Seed, Session, check_of};
 use super::index::place;
 use super::issuer::{Taken, judge};
-use super::opening::{Opened, patiently, root_of, session_name};
+use super::opening::{Opened, root_of, session_name};
 use super::root::Root;
 use super::state::State;
 use super::store::{BEAT, Failure, ROOT, Store, Trouble, slot};
@@ -142,11 +142,18 @@ impl Shared {
     }
 
     /// Tells the store that this owner has ended in order. Best effort: without it, another host
-    /// waits until there were no signs of life for a while, and the next daemon here does not let a
-    /// device go on.
-    pub fn give_up(&self) {
-        if !self.is_over() {
-            let _ = patiently(|| self.change(What::End));
+    /// waits until there were no signs of life for a while; without a log the next daemon here does
+    /// not let a device go on. Tries again for the time `most`.
+    pub fn give_up(&self, most: Duration) {
+        if self.is_over() {
+            return;
+        }
+        if !most.is_zero() {
+            self.store.hurry(most);
+        }
+        let until = Instant::now() + most;
+        while matches!(self.change(What::End), Err(Failure::Other(_))) && Instant::now() < until {
+            std::thread::sleep(PAUSES.0);
         }
     }
 

@@ -336,7 +336,8 @@ fn what_users_open_is_told_also_while_the_volume_changes() {
     sandbox.ztier(&[&UP[..], &["40M", "--spill", &path(&drives, "one")]].concat()).ok();
     let mut disk = connect(&sandbox);
     write(&mut disk, 1);
-    let ensure = ["up", "vol", "--export", "nbd", "--size", "64M", "--ensure"];
+    let one = path(&drives, "one");
+    let ensure = ["up", "vol", "--export", "nbd", "--size", "64M", "--spill", &one, "--ensure"];
     let open = sandbox.ztier(&ensure).ok();
     assert!(open.contains("vol.nbd"), "{open}");
     drives.fail("one", Op::Write, Fault::Slow(Duration::from_millis(20)));
