@@ -107,6 +107,20 @@ join() {
 }
 end_parts() {
     for pid in $begun; do kill -- "-$pid" 2>/dev/null || :; done
+    # Daemons that they tested lead sessions of their own. There are none unless the run was ended.
+    for process in /proc/[0-9]*; do
+        if tr '\0' '\n' 2>/dev/null <"$process/environ" | grep -q -x -F "ZTIER_TEST_WORK=$work"; then
+            kill -9 "${process#/proc/}" 2>/dev/null || :
+        fi
+    done
+    if have losetup; then
+        losetup -a | awk -F : -v work="($work/" 'index($0, work) { print $1 }' | while read -r device; do
+            losetup -d "$device" 2>/dev/null || :
+        done
+    fi
+    awk -v work="$work/" 'index($2, work) == 1 { print $2 }' /proc/mounts | while read -r mount; do
+        umount -l "$mount" 2>/dev/null || :
+    done
 }
 
 # results: says them all. Fails if anything has failed.
