@@ -16,10 +16,11 @@ use crate::error::{Context, Error, Result};
 use crate::export::Leftover;
 use crate::media::Memory;
 use crate::remedy;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// Interval between looks at work under way.
-const LOOK: Duration = Duration::from_millis(5);
+/// Interval between reports of work under way.
+const TELL: Duration = Duration::from_secs(1);
 
 /// What an earlier daemon left.
 pub(super) struct Inherited {
@@ -249,17 +250,18 @@ impl Inherited {
 /// Does `work`, and calls `progress` now and then: the kernel may take a minute to give back a ublk
 /// device whose daemon died, and the process that started this one waits less without a word.
 fn telling<T: Send>(progress: &dyn Fn(&str), work: impl FnOnce() -> T + Send) -> T {
+    let (works, ended) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        let (work, begun, mut told) = (scope.spawn(work), Instant::now(), 0);
-        while !work.is_finished() {
-            std::thread::sleep(LOOK);
+        let thread = scope.spawn(move || {
+            let _works = works; // until it is dropped
+            work()
+        });
+        let begun = Instant::now();
+        while ended.recv_timeout(TELL) == Err(RecvTimeoutError::Timeout) {
             let seconds = begun.elapsed().as_secs();
-            if seconds > told {
-                told = seconds;
-                progress(&format!("removing what an earlier daemon left, {seconds} s"));
-            }
+            progress(&format!("removing what an earlier daemon left, {seconds} s"));
         }
-        work.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 

@@ -2,6 +2,7 @@
 //! to other owners; an owner that has a successor writes nothing; damage and outages.
 #![allow(clippy::unwrap_used)]
 
+use crate::support::disk::Disk;
 use crate::support::place::content;
 use crate::support::sandbox::eventually;
 use crate::support::shell::missing;
@@ -9,7 +10,7 @@ use crate::support::stored::{BLOCK, Stored, check, copy, read_independently, wri
 use rustix::process::{Signal, kill_process};
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const SIZE: &str = "16T";
@@ -131,8 +132,9 @@ fn another_host_takes_over_and_the_first_one_writes_nothing_more() {
     check(&mut other, 10..100, 5);
 }
 
-#[test]
-fn an_outage_of_the_store_is_waited_for() {
+/// A volume whose store has gone away, to the path returned, with version 1 of ten blocks; the
+/// daemon has version 2.
+fn in_outage() -> (Stored, Disk, PathBuf) {
     let stored = Stored::new();
     stored.up(0, &["--size", "1G"]).ok();
     let mut disk = stored.disk(0);
@@ -141,6 +143,12 @@ fn an_outage_of_the_store_is_waited_for() {
     let away = stored.dir.with_extension("away");
     fs::rename(&stored.dir, &away).unwrap();
     write(&mut disk, 0..10, 2);
+    (stored, disk, away)
+}
+
+#[test]
+fn an_outage_of_the_store_is_waited_for() {
+    let (stored, mut disk, away) = in_outage();
     let flushing = std::thread::spawn(move || {
         disk.flush();
         disk
@@ -168,15 +176,8 @@ fn an_outage_of_the_store_is_waited_for() {
 /// Of a volume without a log, its daemon alone has what the store has not got.
 #[test]
 fn a_signal_in_an_outage_gives_nothing_up() {
-    let stored = Stored::new();
-    stored.up(0, &["--size", "1G"]).ok();
+    let (stored, disk, away) = in_outage();
     let sandbox = &stored.hosts[0];
-    let mut disk = stored.disk(0);
-    write(&mut disk, 0..10, 1);
-    disk.flush();
-    let away = stored.dir.with_extension("away");
-    fs::rename(&stored.dir, &away).unwrap();
-    write(&mut disk, 0..10, 2);
     drop(disk);
     eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
     let pid = sandbox.pid("vol");
